@@ -26,9 +26,10 @@ calls must be here.
 
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Literal
 
 from multigate.serving.core.background import SupervisedThread, lower_priority
@@ -36,6 +37,7 @@ from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG, RequestError
 from multigate.serving.observe.agreement import places_of
+from multigate.serving.observe.gathering import GatherQueue
 from multigate.serving.observe.impressions import Ranked
 from multigate.serving.observe.shadow_scoring import (
     Agreement,
@@ -53,9 +55,10 @@ from multigate.serving.versions.ranker_version import RankerVersion
 
 ShadowResult = Literal["scored", "dropped", "failed"]
 """What became of a call that two versions are to score."""
-_QUEUED_CALLS = 256
-_TOGETHER_ROWS = 800
-"""Rows of calls that are sent together."""
+_QUEUED = 25_600
+"""Candidates of the calls that may wait."""
+_TOGETHER = 800
+"""Of those that are sent together."""
 _GATHER_SECONDS = 0.1
 """For which the thread waits, after a call, for others that it sends together with it."""
 _LOOK_SECONDS = 1.0
@@ -131,10 +134,7 @@ class Shadow:
         )
         self._in_flight = in_flight
         """Kept: its file is closed with it."""
-        self._changed = threading.Condition()
-        self._queue: deque[_Queued] = deque()
-        self._queued_rows = 0
-        self._closed = False
+        self._queue = GatherQueue[_Queued](_QUEUED, _TOGETHER, _GATHER_SECONDS)
         self._ending = threading.Event()
         self._pause = _FIRST_PAUSE
         self._warned: dict[str, float] = {}
@@ -158,21 +158,12 @@ class Shadow:
         """
         if ranked.side is None or not ranked.side.shadowed or not len(ranked.order):
             return
-        with self._changed:
-            full = self._closed or len(self._queue) >= _QUEUED_CALLS
-            if not full:
-                self._queue.append(_Queued(ranked, parsed, request, user))
-                self._queued_rows += parsed.rows
-                if len(self._queue) == 1 or self._queued_rows >= _TOGETHER_ROWS:
-                    self._changed.notify()
-        if full:
+        if not self._queue.add(_Queued(ranked, parsed, request, user), parsed.rows):
             self._count(ranked, "dropped")
 
     def close(self) -> None:
         """Have what is queued scored and written, for a limited time, then stop."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._queue.close()
         self._ending.set()
         self._thread.join(_CLOSING_SECONDS)
         self._child.close()
@@ -184,39 +175,16 @@ class Shadow:
 
     def _run(self) -> None:
         lower_priority()
-        while True:
-            with self._changed:
-                if not self._queue and not self._closed:
-                    self._changed.wait(self._seconds_to_look())
-                if self._queue and self._queued_rows < _TOGETHER_ROWS and not self._closed:
-                    self._changed.wait(_GATHER_SECONDS)
-                calls = self._next_calls()
-                ended = self._closed and not calls
-            if ended:
-                break
-            wanted = self._wanted()
-            if calls:
-                self._process(calls, wanted)
-            elif wanted:
+        look = min(self._options.impression_log_seconds, _LOOK_SECONDS)
+        while not self._queue.ended:
+            if calls := self._queue.take(look):
+                for _, alike in groupby(calls, attrgetter("answered_by")):
+                    self._process(list(alike), self._wanted())
+            elif wanted := self._wanted():
                 self._ask(Question(wanted))
             else:
                 self._finish()
         self._finish()
-
-    def _seconds_to_look(self) -> float:
-        return min(self._options.impression_log_seconds, _LOOK_SECONDS)
-
-    def _next_calls(self) -> list[_Queued]:
-        """Take calls from the queue that one run can score: of one model, and one other version."""
-        calls: list[_Queued] = []
-        rows = 0
-        while self._queue:
-            first, rows = self._queue[0], rows + self._queue[0].parsed.rows
-            if calls and (rows > _TOGETHER_ROWS or first.answered_by != calls[0].answered_by):
-                break
-            calls.append(self._queue.popleft())
-            self._queued_rows -= first.parsed.rows
-        return calls
 
     def _wanted(self) -> list[Wanted]:
         """The versions that score calls in the trials under way."""
@@ -261,7 +229,7 @@ class Shadow:
         try:
             answer: Answer = self._child.ask(question)
         except ChildError as error:
-            if not self._closed:
+            if not self._ending.is_set():
                 LOG.warning(
                     "shadow: the process that scores %s; another one follows in %g s",
                     error,

@@ -226,7 +226,7 @@ def test_a_shadow_that_hangs_or_fails_is_counted(
         return outputs
 
     in_this_process(hang)
-    monkeypatch.setattr(shadows, "_QUEUED_CALLS", 4)
+    monkeypatch.setattr(shadows, "_QUEUED", 24)
     trials.begin(Base(base), 2, None, 100.0)
     with run_server(base) as running, RankClient(running.target, timeout=120) as client:
         assert call(client, "first").model_version == 1
@@ -253,7 +253,7 @@ def test_runs_are_short_and_their_scores_those_of_each_call(
 
     in_this_process(hold)
     monkeypatch.setattr(shadow_scoring, "RUN_ROWS", 8)
-    monkeypatch.setattr(shadows, "_TOGETHER_ROWS", 8)
+    monkeypatch.setattr(shadows, "_TOGETHER", 8)
     trials.begin(Base(base), 2, None, 100.0)
     with (
         run_server(base, impression_log=log) as running,
