@@ -43,6 +43,10 @@ def session_config(parallelism: tuple[int, int]) -> Any:
     # Otherwise TensorFlow optimises the whole graph once per signature: half a second of CPU each
     # for Deskdrop, to make a batched run 1 % cheaper and a single one 5 %.
     config.graph_options.place_pruned_graph = True
+    # Otherwise a run calls functions, two for a signature.  TensorFlow keeps an object for each
+    # function in which an operation fails, for ever (`LocalRendezvous::StartAbort`): some 800 bytes
+    # for each request that the graph refuses.  Calls cost 40 us a run, too.
+    config.graph_options.optimizer_options.do_function_inlining = True
     return config
 
 

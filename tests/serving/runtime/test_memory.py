@@ -9,6 +9,10 @@ import tensorflow as tf
 
 from multigate.serving.runtime import memory
 
+needs_mallinfo2 = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33"
+)
+
 
 def smaps(*mappings: tuple[int, int, str, str, int]) -> str:
     """As Linux writes it, of (begin, end, rights, file, KiB that the process has changed)."""
@@ -79,9 +83,11 @@ def test_code_that_ran_once_is_left_and_runs_go_on(tmp_path):
     assert abs(of_none) < 10 << 10  # nothing that was written
 
 
-_LOADS = """
-import ctypes, gc, shutil, sys
+_IN_USE = """
+import ctypes, gc, sys
 from pathlib import Path
+import numpy as np
+from multigate.serving.runtime.errors import RefusedInputError
 from multigate.serving.runtime.session import Session
 
 class Heap(ctypes.Structure):  # glibc's mallinfo2
@@ -90,20 +96,67 @@ class Heap(ctypes.Structure):  # glibc's mallinfo2
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Heap
 folder = Path(sys.argv[1])
+
+def in_use():  # bytes
+    gc.collect()
+    return libc.mallinfo2().field7
+"""
+
+_LOADS = """
 for version in range(2, 34):
     folder = folder.rename(folder.with_name(str(version)))
     Session(folder).close()
-    gc.collect()
     if version == 13:
-        before = libc.mallinfo2().field7  # bytes in use
-print(libc.mallinfo2().field7 - before)
+        before = in_use()
+print(in_use() - before)
 """
 
 
+@needs_mallinfo2
 def test_loads_of_ever_new_versions_keep_nothing(tmp_path):
     """TensorFlow counts loads by path, and never forgets one: 2 KiB each."""
-    if not hasattr(ctypes.CDLL(None), "mallinfo2"):
-        pytest.skip("needs glibc 2.33")
     save_square(tmp_path / "1")
-    kept = int(output_of(_LOADS, tmp_path / "1"))
+    kept = int(output_of(_IN_USE + _LOADS, tmp_path / "1"))
     assert kept < 20 << 10, f"{kept} bytes of 20 loads"
+
+
+def save_refusing(folder):
+    """A SavedModel whose signature calls a function that refuses negative numbers."""
+
+    @tf.function
+    def root(x):
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(x >= 0), ["negative"])]):
+            return tf.sqrt(x)
+
+    signature = tf.function(lambda x: {"y": root(x)})
+    spec = tf.TensorSpec([None], tf.float32, "x")
+    tf.saved_model.save(tf.Module(), str(folder), signature.get_concrete_function(x=spec))
+
+
+_REFUSED_RUNS = """
+session = Session(folder)
+run = session.runner(session.definitions["serving_default"])
+
+def refused(times):
+    for _ in range(times):
+        try:
+            run(np.array([4, -1], np.float32))
+        except RefusedInputError as error:
+            assert "negative" in str(error)
+        else:
+            raise AssertionError("not refused")
+
+assert run(np.array([4, 9], np.float32))[0].tolist() == [2, 3]
+refused(100)
+before = in_use()
+refused(1000)
+print(in_use() - before)
+"""
+
+
+@needs_mallinfo2
+def test_runs_that_the_graph_refuses_keep_nothing(tmp_path):
+    """TensorFlow never forgets a call of a function in which an operation failed: 800 bytes."""
+    save_refusing(tmp_path / "1")
+    kept = int(output_of(_IN_USE + _REFUSED_RUNS, tmp_path / "1"))
+    assert kept < 50 << 10, f"{kept} bytes of 1000 runs"
