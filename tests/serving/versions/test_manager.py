@@ -111,7 +111,7 @@ def test_a_look_at_the_versions_that_fails_is_counted_and_told(
     broken, looks = threading.Event(), []
 
     def look(base):
-        if broken.is_set():
+        if broken.is_set() and base == tmp_path:  # other servers of this process look as well
             looks.append(base)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return scan(base)
