@@ -97,13 +97,24 @@ def sounds_measured(frame: pl.DataFrame, roles: Roles, name: str) -> bool:
     number = look(name, frame[name]).number
     if number is None or re.search(OUTCOME, name.lower()) is None:
         return False
-    rows = frame.select(roles.user, roles.item, x=number).drop_nulls()
+    return not carries_over(frame, roles, name)
+
+
+def carries_over(frame: pl.DataFrame, roles: Roles, name: str) -> bool:
+    """Whether a number goes with that of the row before, of the same user or the same item.
+
+    Args:
+        frame: rows of a log, in the order of time.
+        roles: of its columns.
+        name: of the number's column.
+    """
+    rows = frame.select(roles.user, roles.item, x=look(name, frame[name]).number).drop_nulls()
     for by in (roles.user, roles.item):
         pairs = rows.select("x", before=pl.col("x").shift().over(by)).drop_nulls()
         carried = pairs.select(pl.corr("x", "before", method="spearman").fill_nan(0.0)).item()
         if len(pairs) >= _FEW and float(carried or 0.0) > _CARRIES:
-            return False
-    return True
+            return True
+    return False
 
 
 def is_decided(frame: pl.DataFrame, column: Column, by: Sequence[str | None]) -> bool:

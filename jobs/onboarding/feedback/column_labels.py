@@ -12,18 +12,23 @@ from multigate.jobs.onboarding.feedback.afterwards import (
     sounds_measured,
 )
 from multigate.jobs.onboarding.feedback.durations import (
+    add_count,
     add_duration,
     add_leak,
     add_measured,
+    is_count,
     is_duration,
+    is_part,
     length_of,
     owner_of,
 )
 from multigate.jobs.onboarding.feedback.labels import (
     AVERSE,
     DECIDED,
+    DONE,
     FEWEST,
     SATISFIED,
+    SMALL,
     Labels,
     is_scale,
     is_small,
@@ -66,6 +71,8 @@ def feedback_columns(roles: Roles) -> Labels:
     small = [c for c in free if is_small(c) or is_scale(c)]
     small = [c for c in small if c.name != found.position]
     ratings = small if len(small) < 2 else [c for c in small if c.missing > 0] or small[:1]
+    parts = _parts(roles, free, flags)
+    scales = [*ratings, *(look(name, part) for name, (_, part) in parts.items())]
     seen = flags[0] if flags and _tells_seen(roles, flags[0], flags[1:]) else None
     main = next((flag for flag in flags if flag is not seen), None)
     for flag in flags:
@@ -77,7 +84,7 @@ def feedback_columns(roles: Roles) -> Labels:
         mostly = main is not None and later and _share_of(flag, main) > 0.5
         within = main if mostly else None
         averse = re.search(AVERSE, flag.name.lower()) is not None or (
-            any(_lowers(flag, rating, within) for rating in ratings)
+            any(_lowers(flag, scale, within) for scale in scales)
             and not _is_welcome(flag, flags, within)
         )
         named = re.search(SATISFIED, flag.name.lower()) is not None
@@ -92,7 +99,8 @@ def feedback_columns(roles: Roles) -> Labels:
         found.columns.add(flag.name)
         found.reasons[name] = (
             f"column {flag.name!r} is 1 in {share:.2%} of the rows and varies within users and "
-            "items" + ("; its name or lower ratings say that it is unwelcome" if averse else "")
+            "items"
+            + ("; its name or lower values beside it say that it is unwelcome" if averse else "")
         )
         if flag.missing > FEW_MISSING and any(one.missing <= FEW_MISSING for one in flags):
             found.tasks[name]["score_weight"] = 0
@@ -121,11 +129,15 @@ def feedback_columns(roles: Roles) -> Labels:
         owner = owner_of(column, flags)
         if is_duration(column, owner):
             add_duration(found, roles, column, owner, length_of(roles, column))
+        elif column.name in parts:
+            add_duration(found, roles, column, None, parts[column.name][0])
         elif (why := known_afterwards(roles, column, outcomes)) is not None:
             found.columns.add(column.name)
             found.afterwards[column.name] = why
         elif sounds_measured(roles.frame, roles, column.name):
             add_measured(found, column, is_main=not (flags or ratings))
+        elif is_count(roles, column):
+            add_count(found, column)
         else:
             add_leak(found, column, flags)
     names = {flag.name: repr(flag.name) for flag in flags}
@@ -163,6 +175,21 @@ def feedback_columns(roles: Roles) -> Labels:
     return found
 
 
+def _parts(
+    roles: Roles, free: list[Column], flags: list[Column]
+) -> dict[str, tuple[Column, pl.Series]]:
+    """Columns of how much of its item each row took -> the item's length, and the part, (N,)."""
+    found = {}
+    for column in free:
+        if column.number is None or column.distinct <= SMALL or owner_of(column, flags) is not None:
+            continue
+        length = length_of(roles, column)
+        if length is not None and is_part(roles, column, length):
+            both = pl.DataFrame({"x": column.number, "y": length.number})
+            found[column.name] = length, both.select(pl.col("x") / pl.col("y")).to_series()
+    return found
+
+
 def _free(roles: Roles) -> list[Column]:
     """The columns without a role that neither users nor items nor requests decide."""
     free = [c for name, c in roles.columns.items() if name not in roles.named and c.distinct > 1]
@@ -194,9 +221,11 @@ def _is_given(roles: Roles, flag: Column, flags: list[Column]) -> bool:
 
     What users do differs from user to user and from item to item; where neither differs in a flag
     that is often 1, and other flags do, it was drawn for each row. What is nested, as an order is
-    within a click, is done.
+    within a click, is done; so is, where no column names single users, what its name says.
     """
     others = [other for other in flags if other is not flag]
+    if roles.grouped and re.search(DONE, flag.name.lower()):
+        return False
     if flag.ones < _OFTEN or not any(_varies(roles, other) for other in others):
         return False
     if any(max(_share_of(flag, other), _share_of(other, flag)) > 0.95 for other in others):

@@ -4,20 +4,25 @@ import re
 
 import polars as pl
 
+from multigate.jobs.onboarding.feedback.afterwards import carries_over
 from multigate.jobs.onboarding.feedback.labels import (
+    AVERSE,
+    COUNTED,
     DECIDED,
     DELAYS,
     FEWEST,
+    SATISFIED,
     SMALL,
     WINDOW,
     Labels,
     snake,
 )
-from multigate.jobs.onboarding.tables.columns import Column, decides
+from multigate.jobs.onboarding.tables.columns import Column, decides, ranks
 from multigate.jobs.onboarding.tables.outcomes import needs
 from multigate.jobs.onboarding.tables.roles import Roles
 
 _LEAK = 0.95
+_LITTLE, _SOME_LITTLE = 0.25, 0.1  # of an item's length, and of the rows that took no more
 _DAY = 86_400
 _LONG = 1000  # seconds, of which half of what users do lasts less
 
@@ -53,14 +58,34 @@ def length_of(roles: Roles, column: Column) -> Column | None:
     return None
 
 
+def is_part(roles: Roles, column: Column, length: Column) -> bool:
+    """Whether a number is how much of its item was taken: from little to all, by no habit.
+
+    A price below the list's price is a part of it as well, but near to it, or that of the row
+    before.
+    """
+    part = pl.DataFrame({"x": column.number, "y": length.number}).select(pl.col("x") / pl.col("y"))
+    little = float((part.to_series() < _LITTLE).mean() or 0.0)
+    return little > _SOME_LITTLE and not carries_over(roles.frame, roles, column.name)
+
+
 def add_duration(
     found: Labels, roles: Roles, column: Column, main: Column | None, length: Column | None
 ) -> None:
-    """Add tasks of how long, and whether long; where `length` is known, by the share of it."""
+    """Add tasks of how long, and whether long; where `length` is known, by the share of it.
+
+    Args:
+        found: gets them.
+        roles: of the log.
+        column: the duration.
+        main: the flag without which it is not above 0; None where each row has one.
+        length: the number of the item that it runs up to, if there is one.
+    """
     numbers = column.number
     assert numbers is not None
     positive = numbers.filter(numbers > 0)
-    when = next(task for task, name in found.events.items() if main and name == main.name)
+    named = (task for task, name in found.events.items() if main and name == main.name)
+    when = next(named, None)
     name = snake(column.name, found.tasks)
     label = {"rule": "column", "column": column.name}
     found.columns.add(column.name)
@@ -68,10 +93,15 @@ def add_duration(
         "group": "engagement",
         "type": "regression",
         "label": label,
-        "when": when,
+        **({} if when is None else {"when": when}),
         "transform": "log1p",
     }
-    found.reasons[name] = f"column {column.name!r} is above 0 only where {when} is 1"
+    found.reasons[name] = (
+        f"column {column.name!r} is above 0 only where {when} is 1"
+        if when is not None or length is None
+        else f"column {column.name!r} is a part of {length.name!r}, from little to all, and "
+        "differs from row to row of users and items, so that it is measured afterwards"
+    )
     told = repr(column.name)
     if length is not None:
         # Seconds alone say how long the item is before they say how it was liked.
@@ -92,7 +122,7 @@ def add_duration(
         "score_weight": 1,
     }
     found.reasons[deep] = f"{told} is above its middle, {middle:.2g}"
-    if column.missing > 0:
+    if column.missing > 0 and when is not None:
         found.tasks[deep]["score_weight"] = 0
         found.reasons[deep] += (
             f"; its label is missing where {when} is 0, so that it is a rate of those taken, and "
@@ -122,7 +152,9 @@ def _middle(column: Column) -> float:
 def add_leak(found: Labels, column: Column, flags: list[Column]) -> None:
     """A number that alone ranks a label is feedback as well: seconds played, beside skipped."""
     for flag in flags:
-        area = _auc(column, flag)
+        if column.number is None or flag.number is None:
+            continue
+        area = ranks(column.number, flag.number)
         if max(area, 1 - area) > _LEAK and column.lowest >= 0 and column.distinct > SMALL:
             name = snake(column.name, found.tasks)
             found.columns.add(column.name)
@@ -172,14 +204,30 @@ def add_measured(found: Labels, column: Column, is_main: bool) -> None:
         found.reasons[high] = f"{column.name!r} is at least its middle, {middle:g}"
 
 
-def _auc(column: Column, flag: Column) -> float:
-    """AUC of a number for a flag."""
-    if column.number is None:
-        return 0.5
-    pairs = pl.DataFrame({"x": column.number, "y": flag.number}).drop_nulls()
-    ones = int(pairs["y"].sum())
-    zeros = len(pairs) - ones
-    if ones < FEWEST or zeros < FEWEST:
-        return 0.5
-    ranks = float(pairs.with_columns(r=pl.col("x").rank()).filter(pl.col("y") == 1)["r"].sum())
-    return (ranks - ones * (ones + 1) / 2) / (ones * zeros)
+def add_count(found: Labels, column: Column) -> None:
+    """Add a task of whether a count of what the user then did is above 0."""
+    name = snake(f"{column.name}_any", found.tasks)
+    found.columns.add(column.name)
+    found.tasks[name] = {
+        "group": "satisfaction" if re.search(SATISFIED, column.name.lower()) else "engagement",
+        "type": "binary",
+        "label": {"rule": "column", "column": column.name},
+        "at_least": 1,
+        "score_weight": -1 if re.search(AVERSE, column.name.lower()) else 1,
+    }
+    found.reasons[name] = (
+        f"the name of {column.name!r} says that it counts what users do, it is mostly 0, and it "
+        "carries over from no row to the next of a user or an item, as a count of the past does; "
+        "if it is known beforehand, make it a feature"
+    )
+
+
+def is_count(roles: Roles, column: Column) -> bool:
+    """Whether a number counts what the user then did: its name says so, its values allow it."""
+    numbers = column.number
+    if numbers is None or not column.whole or column.flag or column.lowest < 0:
+        return False
+    if re.search(COUNTED, snake(column.name)) is None:
+        return False
+    done = int((numbers >= 1).sum())
+    return FEWEST <= done < 0.5 * column.rows and not carries_over(roles.frame, roles, column.name)

@@ -12,7 +12,7 @@ SATISFIED = (
 )
 _AVERSE = {
     "English": r"dis|hide|hidden|report|block|skip|unfollow|unlike|negative|spam|return|refund|"
-    r"cancel|reject|ignore",
+    r"cancel|reject|ignore|(?<!w)hate|not_?interest|uninterest|downvote|thumbs?_?down|mute",
     "German": r"(?<!an)gemeldet|verberg|verborgen|ausgeblendet|bersprung|berspring|blockiert|"
     r"storn|retour|abgelehnt|kein_?interesse|entfolg",
     "French": r"signale|masqu|bloqu|annul|rejet|pas_?interess",
@@ -27,6 +27,10 @@ OUTCOME = (
     r"spent|scroll|viewed|outcome|reaction|engage"
 )
 """Words for what is measured afterwards, which decide only what the values leave open."""
+DONE = rf"({SATISFIED}|shar|repl[yi]|repost|{OUTCOME})"
+"""Words for what users do."""
+COUNTED = rf"{DONE}\w*(count|cnt|num|times)|(^|_)(n|nr|num|number|count|cnt)_(of_)?{DONE}"
+"""Names of counts of what users do; of the past, or measured afterwards."""
 FEWEST = 30  # positives that a task needs
 DELAYS = (
     *(("10m", 600), ("1h", 3600), ("6h", 21_600), ("1d", 86_400)),

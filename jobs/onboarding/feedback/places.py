@@ -18,10 +18,11 @@ def position_of(frame: pl.DataFrame, roles: Roles, free: Iterable[Column]) -> st
 
     Args:
         frame: rows of items that were shown.
-        roles: of the log. Without requests, a list is what a user was shown at one instant.
+        roles: of the log. Without requests, a list is what a user was shown at one instant; where
+            items come one after the other, what a session showed.
         free: columns of `frame` that neither users nor items nor requests decide.
     """
-    by = [roles.user, "__time"] if roles.request is None else [roles.request]
+    by = _lists(frame, roles)
     for column in free:
         if column.number is None or not column.whole or column.lowest not in (0.0, 1.0):
             continue
@@ -38,3 +39,14 @@ def position_of(frame: pl.DataFrame, roles: Roles, free: Iterable[Column]) -> st
             if shares.min() > 1 - _ALIKE and shares.max() < 1 + _ALIKE:
                 return column.name
     return None
+
+
+def _lists(frame: pl.DataFrame, roles: Roles) -> list[str]:
+    """The columns whose values together name the lists that users were shown."""
+    if roles.request is not None:
+        return [roles.request]
+    instants = [roles.user, "__time"]
+    if roles.session is None or roles.event is not None:
+        return instants
+    items = frame.drop_nulls(instants).group_by(instants).agg(n=pl.col(roles.item).n_unique())
+    return instants if len(items.filter(pl.col("n") > 1)) >= _FEW else [roles.session]

@@ -15,6 +15,9 @@ _BLANK = " "
 _TAGS = 100
 _SMOOTH = 0.8
 _FEW = 20  # values
+_PARTS = 60  # of the different values, in order
+_RISES = 0.5
+_CLASS = 30  # rows
 _KNOWN = 0.98
 _HOURS = {"s": 3600, "ms": 3_600_000}
 _LONG_AGO = 10_000  # hours
@@ -215,6 +218,49 @@ def is_measure(column: Column) -> bool:
     both = pl.DataFrame({"one": counts, "next": counts.shift(-1)}).drop_nulls()
     alike = both.select(pl.corr("one", "next", method="spearman").fill_nan(0.0)).item()
     return _float(alike) > _SMOOTH
+
+
+def are_places(column: Column) -> bool:
+    """Whether whole numbers from 0 or 1 on are as places are: no gaps, and the higher, the rarer.
+
+    Nobody sees the fifth place of a list without the fourth.
+    """
+    if column.number is None or not column.whole or column.lowest not in (0.0, 1.0):
+        return False
+    if column.flag or column.distinct != column.highest - column.lowest + 1:
+        return False
+    counts = column.number.drop_nulls().value_counts().sort(column.number.name)["count"]
+    return bool((counts.diff().drop_nulls() <= 0).mean() == 1.0)
+
+
+def spreads(column: Column) -> bool:
+    """Whether numbers that hardly repeat lie as those of a measure do: the higher, the sparser.
+
+    Ids lie everywhere alike, or, given in the order of time, nearer to one another at the end.
+    """
+    if column.number is None:
+        return False
+    known = column.number.drop_nulls().unique().sort()
+    several = max(len(known) // _PARTS, 1)
+    if several < _FEW or column.lowest < 0:
+        return False
+    ends = known.gather_every(several)
+    parts = pl.DataFrame({"wide": ends.diff()}).drop_nulls().with_row_index("at")
+    beside = pl.corr("wide", pl.col("wide").shift(-1), method="spearman").fill_nan(0.0)
+    rising = pl.corr("at", "wide", method="spearman").fill_nan(0.0)
+    found = parts.select(beside=beside, rising=rising)
+    return bool(found["beside"].item() > _SMOOTH and found["rising"].item() > _RISES)
+
+
+def ranks(numbers: pl.Series, flag: pl.Series) -> float:
+    """AUC of numbers (N,) for a flag (N,); 0.5 where one of both classes has few."""
+    pairs = pl.DataFrame({"x": numbers, "y": flag.cast(pl.Float64)}).drop_nulls()
+    ones = int(pairs["y"].sum())
+    zeros = len(pairs) - ones
+    if min(ones, zeros) < _CLASS:
+        return 0.5
+    places = pairs.with_columns(r=pl.col("x").rank()).filter(pl.col("y") == 1)
+    return (float(places["r"].sum()) - ones * (ones + 1) / 2) / (ones * zeros)
 
 
 def clustering(values: pl.Series, window: int = 20) -> float:

@@ -17,12 +17,14 @@ from multigate.jobs.onboarding.tables.columns import (
     DECIDES,
     Column,
     Times,
+    are_places,
     as_times,
     clustering,
     decides,
     holds_times,
     is_measure,
     is_prose,
+    spreads,
 )
 from multigate.jobs.onboarding.tables.columns import look as look_at
 from multigate.jobs.onboarding.tables.event_types import event_types
@@ -38,6 +40,7 @@ _SESSION = timedelta(hours=12)
 _GROUP = 50  # rows that a request or a session has at most, on average
 _CLEAR = 0.15
 _FEW_USERS = 30
+_HARDLY = 0.3  # values, of the rows
 _MOST_GUESTS = 0.9  # of the rows
 _BEFORE = 0.99  # of the rows
 _SOON = timedelta(hours=1)
@@ -83,6 +86,13 @@ class Roles:
     def logins(self) -> list[str]:
         """The file's columns that name users: where the first one is empty, the next one does."""
         return self.derive.get(self.user, {}).get("coalesce", [self.user])
+
+    @property
+    def grouped(self) -> bool:
+        """Whether no column names single users: the user is a group of them."""
+        return self.columns[self.user].distinct < _FEW_USERS or "join" in self.derive.get(
+            self.user, {}
+        )
 
     @property
     def span(self) -> timedelta:
@@ -145,7 +155,8 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
         )
     keys = [name for name in roots if any(key_of(one, columns[name]) for one in others)]
     ranked = [*keys, *(name for name in roots if name not in keys)]
-    names = [name for name in ranked if name in keys or not is_measure(columns[name])]
+    measures = _measures(frame, columns, roots)
+    names = [name for name in ranked if name in keys or name not in measures]
     user, item, why = _user_and_item(frame, columns, names if len(names) > 1 else ranked, groups)
     for name in crowds.keys() - {user}:
         frame = frame.with_columns(given[0][name])
@@ -475,6 +486,8 @@ def _user_and_item(
             f"{columns[user].distinct} values; {unclear}",
             f"{columns[item].distinct} values; {unclear}",
         )
+    if columns[item].distinct <= _SMALL < columns[user].distinct:
+        user, item, why = item, user, (why[1], why[0])  # groups of users, and no four items
     if columns[user].distinct < _FEW_USERS:
         why = (f"{why[0]}; no column names single users: this one names groups of them", why[1])
     return user, item, why
@@ -487,6 +500,33 @@ def _decided_by(frame: pl.DataFrame, columns: dict[str, Column], name: str) -> i
         for other, column in columns.items()
         if other != name and 2 <= column.distinct < columns[name].distinct
     )
+
+
+def _measures(frame: pl.DataFrame, columns: dict[str, Column], roots: Sequence[str]) -> set[str]:
+    """The roots whose numbers measure something, such as milliseconds watched, or are places.
+
+    An item has an author or a topic; that most rows have the same flag is none of its own.  Numbers
+    that decide nothing are a measure where they lie as one, or hardly repeat beside what decides.
+    """
+    varied = {
+        other: one
+        for other, one in columns.items()
+        if one.rows and not one.is_list and _most(one) < one.rows / 2
+    }
+    some = {name for name in roots if _decided_by(frame, varied | {name: columns[name]}, name)}
+    found = {name for name in roots if is_measure(columns[name]) or are_places(columns[name])}
+    for name in set(roots) - some:
+        column = columns[name]
+        rare = column.number is not None and column.distinct > _HARDLY * column.rows
+        if spreads(column) or (rare and some - found):
+            found.add(name)
+    return found
+
+
+def _most(column: Column) -> int:
+    """How many rows have the most frequent value."""
+    counts = column.raw.drop_nulls().value_counts(sort=True)
+    return int(counts["count"][0])
 
 
 def _says(name: str, role: str) -> int:
