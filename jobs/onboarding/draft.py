@@ -76,6 +76,8 @@ def draft(data: Place, name: str) -> Draft:
     rows = log.rows if roles.event is None else round(log.rows * _share_shown(roles))
     pipeline = pipeline_section(log, roles, labels, tables, rows, made)
     _spell(log, pipeline["log"], derive, contract, made)
+    if "feedback" in pipeline["log"] and "derive" in pipeline["log"]:
+        pipeline["log"]["feedback"]["derive"] = pipeline["log"]["derive"]
     for source, (table, _) in tables.items():
         _spell(table, pipeline[source], {}, contract, made)
     drawn = pipeline.get("negatives", {}).get("per_positive", 0)
@@ -141,7 +143,9 @@ def _texts(values: Any) -> set[str]:
 
 def _share_shown(roles: Roles) -> float:
     counts = roles.event_counts
-    return counts.get(str(roles.impression), 0) / max(sum(counts.values()), 1)
+    shown = counts.get(str(roles.impression), 0)
+    rows = sum(counts.values()) - (0 if roles.visits is None else shown)
+    return shown / max(rows, 1)
 
 
 def _model(rows: int, drawn: bool, made: Draft) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from multigate.configs.sections.nearest import listed
 from multigate.jobs.onboarding.drafted import Draft
 from multigate.jobs.onboarding.feedback.labels import DELAYS, Labels
 from multigate.jobs.onboarding.tables.raw import Table
@@ -66,6 +67,15 @@ def pipeline_section(
         columns["weight"] = roles.weight
     if labels.value is not None:
         columns["value"] = labels.value
+    if roles.visits is not None:
+        of_feedback = ("files", "format", "time_unit")
+        read["feedback"] = {key: read[key] for key in of_feedback} | {"columns": columns}
+        made.notes["pipeline.log.feedback"] = (
+            f"the same rows once more: {listed([repr(one) for one in roles.visits.opens])} begin "
+            "visits, and none is an impression of which the others are feedback. So each row is an "
+            "impression, of which those of one visit are one (collapse), and each is feedback"
+        )
+        columns = {role: columns[role] for role in columns if role not in ("event", "value")}
     read["columns"] = columns
     made.notes["pipeline.log"] = f"about {log.rows} rows"
     found: dict[str, Any] = {"log": read}
@@ -75,7 +85,12 @@ def pipeline_section(
             f"its column {key!r} holds the log's ids, each once; it has no dates, so that its "
             "values are those of the day of its export: leave out what was not known before"
         )
-    if roles.event is not None and _repeats(roles) > 0.005:
+    if roles.visits is not None:
+        found["collapse"] = roles.visits.within
+        made.notes["pipeline.collapse"] = (
+            "rows of the same user and item within this time are of one visit"
+        )
+    elif roles.event is not None and _repeats(roles) > 0.005:
         found["collapse"] = "30s"
         made.notes["pipeline.collapse"] = (
             f"{_repeats(roles):.1%} of the impressions repeat one of the same user and item within "

@@ -12,6 +12,7 @@ from multigate.jobs.onboarding.tables.roles import Roles
 from multigate.pipeline.read.derive import first
 
 _SAME = 0.95
+_ONE_TELLS = 0.1  # labels that the prior weighs as much as
 _DAYS_FOR_HOUR, _DAYS_FOR_WEEKDAY = 3, 28
 _WINDOWS = ((60, "1d", "7d"), (14, "1d", "3d"), (2, "6h", "1d"), (0, "1h", "6h"))
 
@@ -102,6 +103,9 @@ def features_over_time(
     }
     if taken:
         found[f"item_feedback_{long}"] = count("item", taken, long)
+    for task in labels.of_items:
+        known = {"of": "item", "task": task, "strength": _ONE_TELLS}
+        found[f"item_{task}"] = {"kind": "number", "side": "item", "label_mean": known}
     free: dict[str, Any] = {}
     for name, feature in found.items():
         free[snake(name, {**features, **free, **labels.tasks})] = feature
@@ -110,6 +114,10 @@ def features_over_time(
             made.notes[f"contract.features.{name}"] = (
                 f"the user's last items with {' or '.join(feature['history']['events'])}; the "
                 "model reads how often the candidate stands among them (match)"
+            )
+        if "label_mean" in feature:
+            made.notes[f"contract.features.{name}"] = (
+                "the item decides the label, so that one past label tells nearly all"
             )
     made.notes[f"contract.features.item_shown_{short}"] = (
         f"how items do at the moment; windows for a log of {days:.0f} days"

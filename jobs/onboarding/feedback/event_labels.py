@@ -27,7 +27,7 @@ from multigate.jobs.onboarding.feedback.labels import (
 from multigate.jobs.onboarding.feedback.places import position_of
 from multigate.jobs.onboarding.feedback.ratings import add_high, lowers
 from multigate.jobs.onboarding.feedback.shown import is_drawn, shows
-from multigate.jobs.onboarding.tables.columns import Column, look
+from multigate.jobs.onboarding.tables.columns import DECIDES, Column, decides, look
 from multigate.jobs.onboarding.tables.outcomes import NEARLY_ALL
 from multigate.jobs.onboarding.tables.roles import Roles
 
@@ -79,7 +79,7 @@ def feedback_events(roles: Roles) -> Labels:
     _add_values(found, roles)
     _drop_certain(found, roles)
     _drop_measured(found, roles)
-    if found.events and shows(roles):
+    if found.events and (_drop_contrary(found, roles) or shows(roles)):
         return found
     first = {
         snake("shown" if not re.match(r"^[A-Za-z]", shown) else shown, found.tasks): {
@@ -142,6 +142,43 @@ def _drop_certain(found: Labels, roles: Roles) -> None:
             )
         else:
             told.append(kind)
+
+
+def _drop_contrary(found: Labels, roles: Roles) -> bool:
+    """Where each visit is of one type or the other, drop the task of the unwelcome one.
+
+    Unwelcome is what its name says, or else the type that less feedback follows.
+
+    Returns:
+        Whether there are two such types: then visits of the one are negatives of the other.
+    """
+    if roles.visits is None or len(roles.visits.opens) != 2:
+        return False
+    tasks = {kind: task for task, kind in found.events.items()}
+    if not all(kind in tasks for kind in roles.visits.opens):
+        return False
+    event = pl.col(str(roles.event))
+    began = (event == roles.impression).cum_sum().over(roles.user, roles.item)
+    rows = roles.frame.drop_nulls([roles.user, roles.item]).with_columns(began=began)
+    has = {kind: (event == kind).any() for kind in roles.event_counts}
+    visits = rows.group_by(roles.user, roles.item, "began").agg(**has)
+    one, other = roles.visits.opens
+    if float((visits[one] != visits[other]).mean() or 0.0) < NEARLY_ALL:
+        return False
+    more = [kind for kind in found.events.values() if kind not in (one, other)]
+    liked = {
+        kind: float(visits.filter(kind).select(pl.any_horizontal(more).mean()).item() or 0.0)
+        for kind in (one, other)
+    }
+    averse = min(
+        (one, other), key=lambda kind: (re.search(AVERSE, kind.lower()) is None, liked[kind])
+    )
+    welcome = other if averse == one else one
+    task = tasks[averse]
+    del found.tasks[task], found.events[task], found.reasons[task]
+    found.no_task[averse] = f"comes wherever no {welcome!r} does"
+    found.tasks[tasks[welcome]]["score_weight"] = 1
+    return True
 
 
 def _drop_measured(found: Labels, roles: Roles) -> None:
@@ -293,6 +330,10 @@ def _add_value(found: Labels, roles: Roles, name: str, told: dict[str, Column]) 
         found.reasons[own] = (
             f"{one.rows} of the {count} values of {name!r} belong to {found.events[task]!r}"
         ) + (f", by name a scale up to {one.highest:g}" if is_named else "")
+        of_type = roles.frame.filter(pl.col(str(roles.event)) == found.events[task])
+        if decides(of_type, roles.item, name) >= DECIDES:
+            found.of_items.append(own)
+            found.reasons[own] += "; the item decides it, as a price"
         if stars and one.number is not None:
             add_high(found, own, name, one.number, label, is_rare=True)
             _weigh(found, roles, task, name)

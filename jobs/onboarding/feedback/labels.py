@@ -62,6 +62,8 @@ class Labels:
     """Column that no task reads, and why it can be known only afterwards."""
     no_task: dict[str, str] = field(default_factory=dict)
     """Event types without a task, and why."""
+    of_items: list[str] = field(default_factory=list)
+    """Tasks of numbers that the item decides, such as the price of an order."""
     value: str | None = None
     """Of an event log: the column of the events' numbers, such as seconds read."""
 

@@ -31,6 +31,7 @@ from multigate.jobs.onboarding.tables.event_types import event_types
 from multigate.jobs.onboarding.tables.guests import FEW_GUESTS, crowd, of_the_crowd, stand_in
 from multigate.jobs.onboarding.tables.outcomes import needs, tells
 from multigate.jobs.onboarding.tables.raw import Table, key_of
+from multigate.jobs.onboarding.tables.visits import Visits, find_visits, with_openings
 from multigate.pipeline.read.derive import first_present
 from multigate.pipeline.read.json_lines import as_text
 
@@ -66,6 +67,8 @@ class Roles:
     event: str | None = None
     impression: str | None = None
     """The event type that is an impression."""
+    visits: Visits | None = None
+    """How events make visits, where no type is an impression: the frame has a row for each."""
     weight: str | None = None
     seconds: frozenset[str] = frozenset()
     """Columns whose numbers are seconds, because the log spells them as durations."""
@@ -122,7 +125,11 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
         as_text(log.frame[name]).replace("", None).alias(name) for name in columns
     )
     frame = frame.sort("__time", maintain_order=True)
-    event, impression, follows = event_types(frame, columns, _ids(columns, {time.column.name}))
+    named = _ids(columns, {time.column.name})
+    event, impression, follows = event_types(frame, columns, named)
+    visits = find_visits(frame, columns, named) if event is None else None
+    if visits is not None:
+        event, impression, follows = visits.event, visits.opened, visits.share
     taken = {time.column.name, event or ""}
     ids = _ids(columns, taken)
     if len(ids) < 2:  # so few items that numbers of them look like steps of a scale
@@ -176,12 +183,17 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
                 f"each of its {columns[name].distinct} values belongs to one user and "
                 + ("stands in rows together" if unknown else f"lasts {_spoken(lasts)}")
             )
+    if visits is not None:
+        roles.frame, roles.visits = with_openings(visits, frame, user, item)
     if event is not None:
-        counts = frame[event].value_counts(sort=True)
+        counts = roles.frame[event].value_counts(sort=True)
         roles.event, roles.impression = event, impression
         roles.event_counts = dict(counts.iter_rows())
+        first = f"a {impression!r}"
+        if visits is not None:
+            first = f"one of {', '.join(map(repr, visits.opens))}"
         roles.reasons["event"] = (
-            f"{len(counts)} values; {follows:.0%} of the other rows follow a {impression!r} of "
+            f"{columns[event].distinct} values; {follows:.0%} of the other rows follow {first} of "
             "the same user and item"
         )
     if columns[user].distinct < _FEW_USERS:
