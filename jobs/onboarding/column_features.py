@@ -28,6 +28,9 @@ _COUNT_OF_ROWS = 0.8
 _FEW_IDS = 20
 _LATE = 0.05  # of the rows
 _FAMILY = 5  # flags
+_CLIPPED = 0.01  # of the rows
+CLIP = 3.0
+"""`model.number_clip` of a draft."""
 
 
 def column_features(
@@ -327,13 +330,30 @@ def _add(
         feature = made_id | lost
     else:
         feature = {"kind": "number", "side": side, **place, **lost}
-        numbers = column.number
-        middle, high = numbers.quantile(0.5) or 0.0, numbers.quantile(0.99) or 0.0
-        if column.lowest >= 0 and not column.flag and high > 10 * max(middle, 1e-9):
+        if column.lowest >= 0 and not column.flag and _is_skewed(column.number):
             feature["transform"] = "log1p"
             note += "; its largest values are far from its middle, so that it is taken as log1p"
     found[name] = feature
     made.notes[f"contract.features.{name}"] = note
+
+
+def _is_skewed(numbers: pl.Series) -> bool:
+    """Whether large numbers are far from the middle: ten times as large, or clipped by the model.
+
+    The model reads numbers up to `CLIP` deviations from the mean; of several that lie beyond, it
+    cannot tell one from another, unless their logarithms lie within.
+    """
+    middle, high = numbers.quantile(0.5) or 0.0, numbers.quantile(0.99) or 0.0
+    if high > 10 * max(middle, 1e-9):
+        return True
+    beyond = _beyond(numbers)
+    return beyond > _CLIPPED and _beyond(numbers.log1p()) < 0.5 * beyond
+
+
+def _beyond(numbers: pl.Series) -> float:
+    """The share of numbers that the model clips."""
+    far = (numbers - numbers.mean()).abs() > CLIP * (numbers.std() or 0.0)
+    return float(far.mean() or 0.0)
 
 
 def _is_code(column: Column) -> bool:

@@ -9,7 +9,7 @@ from multigate.configs import progress
 from multigate.configs.baselines import LIGHTGBM, is_installed
 from multigate.configs.sections.nearest import listed
 from multigate.configs.storage import Place
-from multigate.jobs.onboarding.column_features import column_features
+from multigate.jobs.onboarding.column_features import CLIP, column_features
 from multigate.jobs.onboarding.drafted import Draft
 from multigate.jobs.onboarding.feedback.column_labels import feedback_columns
 from multigate.jobs.onboarding.feedback.event_labels import feedback_events
@@ -166,7 +166,7 @@ def _model(rows: int, drawn: bool, made: Draft) -> dict[str, Any]:
     return {
         "model": {
             "embedding_dim": dim,
-            "number_clip": 3.0,
+            "number_clip": CLIP,
             # Counts of ids are those of the log: drawn negatives would pay without being counted.
             "wide": {"crosses": 8192} | ({} if drawn else {"embeddings": 10.0}),
             "experts": {"count": experts, "units": [units], "dropout": 0.3},

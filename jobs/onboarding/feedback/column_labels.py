@@ -35,7 +35,7 @@ from multigate.jobs.onboarding.feedback.labels import (
     snake,
 )
 from multigate.jobs.onboarding.feedback.outcome_words import spell_outcomes
-from multigate.jobs.onboarding.feedback.places import position_of
+from multigate.jobs.onboarding.feedback.places import lists_of, position_of
 from multigate.jobs.onboarding.feedback.ratings import (
     FEW_MISSING,
     add_given,
@@ -68,6 +68,9 @@ def feedback_columns(roles: Roles) -> Labels:
     flags.sort(key=lambda c: -c.ones)
     flags = [flag for flag in flags if not _is_given(roles, flag, flags)]
     found.position = position_of(roles.frame, roles, free)
+    if found.position is not None and lists_of(roles.frame, roles) == [roles.session]:
+        roles.request = roles.session
+        roles.reasons["request"] = f"the session, of which {found.position!r} counts the rows"
     small = [c for c in free if is_small(c) or is_scale(c)]
     small = [c for c in small if c.name != found.position]
     ratings = small if len(small) < 2 else [c for c in small if c.missing > 0] or small[:1]

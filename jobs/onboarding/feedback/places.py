@@ -22,7 +22,7 @@ def position_of(frame: pl.DataFrame, roles: Roles, free: Iterable[Column]) -> st
             items come one after the other, what a session showed.
         free: columns of `frame` that neither users nor items nor requests decide.
     """
-    by = _lists(frame, roles)
+    by = lists_of(frame, roles)
     for column in free:
         if column.number is None or not column.whole or column.lowest not in (0.0, 1.0):
             continue
@@ -41,7 +41,7 @@ def position_of(frame: pl.DataFrame, roles: Roles, free: Iterable[Column]) -> st
     return None
 
 
-def _lists(frame: pl.DataFrame, roles: Roles) -> list[str]:
+def lists_of(frame: pl.DataFrame, roles: Roles) -> list[str]:
     """The columns whose values together name the lists that users were shown."""
     if roles.request is not None:
         return [roles.request]

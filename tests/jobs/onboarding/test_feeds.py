@@ -96,9 +96,10 @@ def test_milliseconds_watched_of_its_length_are_a_label_whatever_their_name(feed
     }
 
 
-def test_places_in_a_session_of_rows_one_by_one_are_the_position(feed):
+def test_places_in_a_session_of_rows_one_by_one_are_the_position_in_its_list(feed):
     made, _, names = feed
     assert reads(made)[names["place"]]["kind"] == "position"
+    assert made.values["pipeline"]["log"]["columns"]["request"] == names["visit"]
 
 
 def test_a_flag_of_what_is_left_early_counts_against_the_item(feed):
@@ -159,3 +160,15 @@ def test_without_users_those_of_a_device_are_one_and_places_are_none(tmp_path):
     assert (columns["user"], columns["item"]) == ("device", "video")
     assert "no column names single users" in made.notes["pipeline.log.columns"]
     assert {"liked", "shared", "hate"} <= set(made.values["contract"]["tasks"])
+
+
+def test_numbers_that_the_model_would_clip_are_read_as_logarithms(tmp_path):
+    draw = random.Random(8)
+    sizes = {video: draw.lognormvariate(5, 0.6) for video in sorted(set(watched()["video"]))}
+    even = {video: 100 + draw.random() for video in sizes}
+    frame = watched().with_columns(
+        size=pl.col("video").replace_strict(sizes), even=pl.col("video").replace_strict(even)
+    )
+    features = reads(drafted(frame, tmp_path / "log"))
+    assert features["size"]["transform"] == "log1p"
+    assert "transform" not in features["even"]
