@@ -59,6 +59,7 @@ def test_of_two_types_one_of_which_each_visit_has_the_welcome_one_is_a_task(musi
     binary = {name for name, task in tasks.items() if task["type"] == "binary"}
     assert binary == {"play", "add", "buy"}
     assert all(tasks[name]["score_weight"] == 1 for name in binary)
+    assert all(tasks[name]["weight"] < 1 for name in tasks.keys() - binary)  # no score reads them
     assert "negatives" not in made.values["pipeline"]  # what was skipped is not drawn
 
 
