@@ -252,6 +252,11 @@ def spreads(column: Column) -> bool:
     return bool(found["beside"].item() > _SMOOTH and found["rising"].item() > _RISES)
 
 
+def measures(column: Column) -> bool:
+    """Whether numbers measure something, however often they repeat."""
+    return is_measure(column) or spreads(column)
+
+
 def ranks(numbers: pl.Series, flag: pl.Series) -> float:
     """AUC of numbers (N,) for a flag (N,); 0.5 where one of both classes has few."""
     pairs = pl.DataFrame({"x": numbers, "y": flag.cast(pl.Float64)}).drop_nulls()

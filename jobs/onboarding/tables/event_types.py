@@ -5,7 +5,7 @@ from itertools import combinations
 
 import polars as pl
 
-from multigate.jobs.onboarding.tables.columns import Column, decides
+from multigate.jobs.onboarding.tables.columns import Column, decides, measures
 
 
 def event_types(
@@ -41,6 +41,9 @@ def candidates(
         if not few or column.number is not None or column.is_list:
             continue
         large = [one for one in ids if one != name and columns[one].distinct > column.distinct]
+        # How long a row lasted may say which types it can be of.
+        ids_alone = [one for one in large if not measures(columns[one])]
+        large = ids_alone if len(ids_alone) >= 2 else large
         # Attributes of a user, an item or a session are no event types.
         if any(decides(frame, one, name) > 0.9 for one in large[:8]):
             continue

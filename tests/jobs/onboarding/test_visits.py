@@ -81,6 +81,20 @@ def test_of_numbers_that_the_item_decides_one_past_label_tells_nearly_all(music)
     assert "the item decides it" in made.notes["contract.tasks.buy_value"]
 
 
+def test_how_long_that_tells_the_type_is_no_id_that_has_it(tmp_path):
+    draw, middles = random.Random(2), {"skip": 9.0, "play": 11.5}
+    took = [
+        int(draw.lognormvariate(middles[one], 0.8)) // 10 if one in middles else None
+        for one in heard()["what"]
+    ]
+    price = pl.when(pl.col("what") == "buy").then(pl.col("value"))
+    frame = heard().with_columns(took=pl.Series(took), price=price)
+    frame.drop("value").sort("at", maintain_order=True).write_csv(tmp_path / "log.csv")
+    made = draft(tmp_path, "music")
+    assert {"play", "add", "buy", "play_took"} <= set(made.values["contract"]["tasks"])
+    assert not {"what", "took", "price"} & set(made.values["contract"]["features"])
+
+
 def test_each_visit_is_one_example_with_what_came_of_it(music, tmp_path):
     made, folder = music
     assert not check(made.config(), folder).fails
