@@ -5,7 +5,7 @@ follow. The pipeline reads such a log twice: each row is an impression, of which
 soon repeat the first one, and each row is feedback.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import polars as pl
@@ -101,10 +101,10 @@ def with_openings(
     first = frame.filter(pl.col(user).is_not_null() & pl.col(item).is_not_null() & ~repeats)
     first = first.with_columns(
         **{visits.event: pl.lit(visits.opened)},
-        **{name: pl.lit(None, frame[name].dtype) for name in _told(visits, frame)},
+        **{name: pl.lit(None, frame[name].dtype) for name in _told(visits, frame.drop(by))},
     )
     both = pl.concat([first, frame]).sort("__time", maintain_order=True, nulls_last=False)
-    return both, Visits(visits.event, visits.opens, visits.share, visits.opened, within)
+    return both, replace(visits, within=within)
 
 
 def _told(visits: Visits, frame: pl.DataFrame) -> list[str]:
@@ -114,9 +114,7 @@ def _told(visits: Visits, frame: pl.DataFrame) -> list[str]:
     for name in frame.columns:
         if name in (visits.event, "__time"):
             continue
-        numbers = begin[name].cast(pl.Float64, strict=False)
-        if numbers.null_count() > len(begin) / 2 and begin[name].null_count() < len(begin) / 2:
-            continue  # texts
+        numbers = begin[name].cast(pl.Float64, strict=False)  # of texts, none: they tell nothing
         areas = (ranks(numbers, (begin[visits.event] == one)) for one in visits.opens)
         if any(max(area, 1 - area) > _TOLD for area in areas):
             found.append(name)
