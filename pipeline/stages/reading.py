@@ -176,14 +176,7 @@ def _null_like(events: pl.DataFrame) -> dict[str, int]:
 def _latest(events: pl.DataFrame, chunk: Chunk, rejects: pl.DataFrame, file: str) -> pl.DataFrame:
     """The latest rows of a chunk as rejects, which they are if the log ends before them."""
     latest = events.select(_AT, "time").drop_nulls().top_k(log_end.MOST, by="time")
-    # The rows of one line, which explode makes, have one text: which of them are bad is all one.
-    counts = rejects["line"].value_counts(name="bad")
-    rows = pl.DataFrame({"line": chunk.line}).with_columns(
-        place=pl.int_range(pl.len()).over("line")
-    )
-    rows = rows.join(counts, on="line", how="left", maintain_order="left")
-    kept = (rows["place"] >= rows["bad"].fill_null(0)).arg_true()
-    good = kept.gather(latest[_AT])
+    good = _good_rows(chunk.line, rejects["line"]).gather(latest[_AT])
     return latest.select(
         "time",
         file=pl.lit(file),
@@ -191,6 +184,21 @@ def _latest(events: pl.DataFrame, chunk: Chunk, rejects: pl.DataFrame, file: str
         reason=pl.lit(""),
         text=chunk.text.gather(good).str.head(500),
     )
+
+
+def _good_rows(line: pl.Series, rejected: pl.Series) -> pl.Series:
+    """The rows of a chunk that are no rejects, in order, by the lines of the rejects.
+
+    The rows of one line, which explode makes, have one text: which of them are bad is all one.
+    """
+    rows = pl.DataFrame({"line": line}).with_row_index("row")
+    some = rows.filter(pl.col("line").is_in(rejected.implode()))
+    if not len(some):  # the usual case, made cheap
+        return rows["row"]
+    some = some.with_columns(place=pl.int_range(pl.len()).over("line"))
+    some = some.join(rejected.value_counts(name="bad"), on="line")
+    bad = some.filter(pl.col("place") < pl.col("bad"))
+    return rows.join(bad, on="row", how="anti", maintain_order="left")["row"]
 
 
 def _inside(window: Window) -> pl.Expr:
