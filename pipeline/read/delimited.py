@@ -35,28 +35,26 @@ def _dialect(form: CsvFormat) -> dict[str, Any]:
 
 
 def parse_delimited(
-    lines: Lines, header: list[str], form: CsvFormat
+    lines: Lines, header: list[str], form: CsvFormat, wanted: list[str]
 ) -> tuple[pl.DataFrame, Lines, pl.DataFrame]:
     """Split records into columns. The empty text is null.
 
     Args:
         lines: records, (B,).
-        header: the file's column names.
+        header: the file's column names. Where a name occurs twice, the first counts.
         form: delimiter, quoting and escapes.
+        wanted: the columns to keep, of those in the header.
 
     Returns:
-        The columns as text, (b, len(header)); the records they come from, (b,); and rejects
+        The wanted columns as text, (b, ...); the records they come from, (b,); and rejects
         (line, reason, text) for the others.
     """
+    kept_names = {_name(header.index(name)): name for name in wanted if name in header}
     if form.quoted:
         lines = _unmerge(lines, len(header), form)
-    if form.escape is not None:
-        fields, reasons = _escaped(lines.text, len(header), form)
-    elif form.quoted:
-        fields, reasons = _quoted(lines.text, len(header), form)
-    else:
-        fields, reasons = _unquoted(lines.text, header, form.delimiter)
-    frame = fields.with_row_index("__at", 0).with_columns(__reason=reasons)
+    read = _escaped if form.escape is not None else _quoted if form.quoted else _unquoted
+    fields, reasons = read(lines.text, len(header), form, list(kept_names))
+    frame = pl.DataFrame([*fields, reasons.alias("__reason")]).with_row_index("__at")
     bad = frame.filter(pl.col("__reason").is_not_null())
     rejects = pl.DataFrame(
         {
@@ -69,32 +67,31 @@ def parse_delimited(
     good = frame.filter(pl.col("__reason").is_null())
     kept = good["__at"]
     source = Lines(lines.text.gather(kept), lines.number.gather(kept), lines.rejects)
-    return good.select(_names(header)), source, rejects
+    return good.select(pl.col(at).alias(name) for at, name in kept_names.items()), source, rejects
 
 
-def _names(header: list[str]) -> list[pl.Expr]:
-    """Rename c0, c1, ... to the header's names. Where a name occurs twice, the first counts."""
-    first = {name: at for at, name in reversed(list(enumerate(header)))}
-    return [pl.col(f"c{at}").alias(name) for name, at in sorted(first.items(), key=lambda x: x[1])]
+def _name(at: int) -> str:
+    """The name of a column until the header names it: a header may name two alike."""
+    return f"c{at}"
 
 
 def _wrong_count(received: int | str, expected: int) -> str:
     return f"malformed line: expected {expected} fields, received {received}"
 
 
-def _unquoted(text: pl.Series, header: list[str], delimiter: str) -> tuple[pl.DataFrame, pl.Series]:
-    n = len(header)
-    parts = text.str.splitn(delimiter, n + 1).struct.unnest()
-    parts.columns = [*(f"c{i}" for i in range(n)), "__more"]
-    short, long = pl.col(f"c{n - 1}").is_null(), pl.col("__more").is_not_null()
+def _unquoted(
+    text: pl.Series, n: int, form: CsvFormat, wanted: list[str]
+) -> tuple[pl.DataFrame, pl.Series]:
+    parts = text.str.splitn(form.delimiter, n + 1).struct.unnest()
+    parts.columns = [*map(_name, range(n)), "__more"]
+    short, long = pl.col(_name(n - 1)).is_null(), pl.col("__more").is_not_null()
     reasons = parts.select(
         pl.when(short)
         .then(pl.lit(_wrong_count("fewer", n)))
         .when(long)
         .then(pl.lit(_wrong_count("more", n)))
     ).to_series()
-    fields = parts.drop("__more").with_columns(pl.all().replace({"": None}))
-    return fields, reasons
+    return parts.select(pl.col(wanted).replace({"": None})), reasons
 
 
 def _unmerge(lines: Lines, n: int, form: CsvFormat) -> Lines:
@@ -127,12 +124,16 @@ def _read_record(record: str, form: CsvFormat) -> list[str] | None:
     return parsed[0] if len(parsed) == 1 else None
 
 
-def _quoted(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, pl.Series]:
-    fast = _arrow_csv(text, n, form)
+def _quoted(
+    text: pl.Series, n: int, form: CsvFormat, wanted: list[str]
+) -> tuple[pl.DataFrame, pl.Series]:
+    fast = _arrow_csv(text, n, form, wanted)
     return fast if fast is not None else _python_csv(text, n, form)
 
 
-def _escaped(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, pl.Series]:
+def _escaped(
+    text: pl.Series, n: int, form: CsvFormat, wanted: list[str]
+) -> tuple[pl.DataFrame, pl.Series]:
     """Parse fields with escapes.
 
     A mark stands in for what the parsers would misread until the fields are apart: for a null value
@@ -143,7 +144,7 @@ def _escaped(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, pl
     for given, mark in marks.items():
         unescaped = f"(^|[^{escape}])((?:{escape}{escape})*){re.escape(given)}"
         text = text.str.replace_all(unescaped, "${1}${2}" + mark)
-    fields, reasons = _quoted(text, n, form)
+    fields, reasons = _quoted(text, n, form, wanted)
     for given, mark in marks.items():
         if given in nulls:
             fields = fields.with_columns(pl.all().replace({mark: None}))
@@ -156,7 +157,9 @@ def escaped_nulls(form: CsvFormat) -> list[str]:
     return [null for null in form.null_values if len(null) == 2 and null[0] == form.escape]
 
 
-def _arrow_csv(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, pl.Series] | None:
+def _arrow_csv(
+    text: pl.Series, n: int, form: CsvFormat, wanted: list[str]
+) -> tuple[pl.DataFrame, pl.Series] | None:
     """Parse with Arrow; None where its rows and our records do not match one to one."""
     if len(text) == 0 or text.str.contains("\n", literal=True).any():
         return None
@@ -166,7 +169,7 @@ def _arrow_csv(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, 
         bad[row.number - 1] = row.actual_columns
         return "skip"
 
-    names = [f"c{i}" for i in range(n)]
+    names = [_name(at) for at in range(n)]
     data = text.str.join("\n").item().encode()
     try:
         table = pa.csv.read_csv(
@@ -182,6 +185,7 @@ def _arrow_csv(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, 
                 ignore_empty_lines=False,
             ),
             convert_options=pa.csv.ConvertOptions(
+                include_columns=wanted,
                 column_types=dict.fromkeys(names, pa.large_string()),
                 null_values=[""],
                 strings_can_be_null=True,
@@ -218,6 +222,6 @@ def _python_csv(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame,
         rows.append([None] * n)
         unclosed = "malformed line: a quote that nothing closes"
         reasons.append(unclosed if fields is None else _wrong_count(len(fields), n))
-    schema = {f"c{i}": pl.String for i in range(n)}
+    schema = {_name(at): pl.String for at in range(n)}
     table = pl.DataFrame(rows, schema=schema, orient="row")
     return table, pl.Series(reasons, dtype=pl.String)

@@ -258,9 +258,9 @@ def _read_csv(
                 many = f"malformed line: a header of {len(header)} columns"
                 raise DamagedError(many, text=lines.text[0])
             lines = replace(lines, text=lines.text[1:], number=lines.number[1:])
-        frame, source, rejects = parse_delimited(lines, header, form)
+        frame, source, rejects = parse_delimited(lines, header, form, wanted)
         yield Chunk(
-            frame.select([name for name in wanted if name in header]),
+            frame,
             source.number,
             source.text,
             tuple(header),
