@@ -31,10 +31,9 @@ class Timeline:
         self._keys, self._time = keys, time
         self._groups = rows.select(keys).unique(maintain_order=True).with_row_index("__group")
         known = rows.select(time, *keys).with_row_index("__row")
-        known = known.filter(pl.col(time).is_not_null()).join(self._groups, on=keys, how="left")
-        known = known.sort("__group", time, "__row")
-        self.rows: Positions = known["__row"].to_numpy().astype(np.int64)
-        """The row numbers of `rows`, sorted by group and time."""
+        known = known.filter(pl.col(time).is_not_null()).join(
+            self._groups, on=keys, how="left", maintain_order="left"
+        )
         times = _integers(known[time])
         groups = known["__group"].to_numpy().astype(np.int64)
         # One sortable number for a group and a time: group * stride + the time since the first one.
@@ -45,8 +44,12 @@ class Timeline:
         if len(self._groups) * self._stride > _LARGEST:
             self._times = np.unique(times)
             self._stride = len(self._times) + 1
-        self._search = groups * self._stride + self._ranks(times, inclusive=False)
-        self._bounds = np.searchsorted(groups, np.arange(len(self._groups) + 1))
+        search = groups * self._stride + self._ranks(times, inclusive=False)
+        order = np.argsort(search, kind="stable")  # fast where most rows are in order already
+        self.rows: Positions = known["__row"].to_numpy().astype(np.int64)[order]
+        """The row numbers of `rows`, sorted by group and time."""
+        self._search = search[order]
+        self._bounds = np.searchsorted(groups[order], np.arange(len(self._groups) + 1))
 
     def earlier(
         self, queries: pl.DataFrame, time: str | None = None, *, inclusive: bool = False
