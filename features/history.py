@@ -33,6 +33,13 @@ class Slices:
         """The lists of some rows."""
         return Slices(self.items, self.start[rows], self.stop[rows])
 
+    def coded(self) -> "Slices":
+        """The same lists; texts as codes of the different ones, which are few and quick to copy."""
+        if self.items.dtype != pl.String:
+            return self
+        different = pl.Enum(self.items.drop_nulls().unique())
+        return Slices(self.items.cast(different), self.start, self.stop)
+
     def flat(self) -> Positions:
         """(sum of lengths,) positions in `items` of all values, one list after another."""
         lengths = self.stop - self.start
@@ -54,9 +61,11 @@ class Slices:
         offsets = np.zeros(len(self.start) + 1, np.int64)
         np.cumsum(self.stop - self.start, out=offsets[1:])
         # As views of texts, which are not copied.
-        flat = values.to_arrow(compat_level=pl.CompatLevel.newest())
+        plain = values.to_physical() if values.dtype == pl.Enum else values
+        flat = plain.to_arrow(compat_level=pl.CompatLevel.newest())
         lists = pa.LargeListArray.from_arrays(pa.array(offsets), flat)
-        return pl.Series("history", lists, dtype=pl.List(values.dtype))
+        found = pl.Series("history", lists, dtype=pl.List(plain.dtype))
+        return found if plain is values else found.list.eval(pl.element().cat.to(values.dtype))
 
 
 def _microseconds(times: pl.Series) -> Positions:

@@ -159,9 +159,11 @@ def _histories(
 ) -> dict[str, Slices]:
     """The impressions' histories: those that drawing negatives has stored, or computed here."""
     if "histories" in state:
-        return computed.histories_from_tables(lambda kind: state[kind].read(), plan.config)
-    queries = impressions.select(user=pl.col(plan.config.contract.user), time=pl.col(TIME))
-    return computed.histories(events, queries, plan.config)
+        found = computed.histories_from_tables(lambda kind: state[kind].read(), plan.config)
+    else:
+        queries = impressions.select(user=pl.col(plan.config.contract.user), time=pl.col(TIME))
+        found = computed.histories(events, queries, plan.config)
+    return {name: one.coded() for name, one in found.items()}
 
 
 def _answers(parcels: list[Parcel], plan: Plan) -> pl.DataFrame | None:

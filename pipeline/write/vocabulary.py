@@ -32,7 +32,10 @@ def count(logged: pl.DataFrame, contract: Contract) -> dict[str, pl.DataFrame]:
     for name, feature in features(contract).items():
         values = logged[name].explode() if isinstance(feature, IdListFeature) else logged[name]
         frame = values.drop_nulls().alias("value").to_frame()
-        counts[name] = frame.group_by("value").agg(count=pl.len().cast(pl.Int64)).sort("value")
+        found = frame.group_by("value").agg(count=pl.len().cast(pl.Int64))
+        if found["value"].dtype == pl.Enum:  # see `Slices.coded`
+            found = found.with_columns(pl.col("value").cast(pl.String))
+        counts[name] = found.sort("value")
     return counts
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from multigate.features import Timeline, last_items
+from multigate.features import Slices, Timeline, last_items
 
 
 def times(*seconds):
@@ -74,6 +74,22 @@ def test_the_order_of_the_table_makes_no_difference():
     for seed in range(5):
         events = EVENTS.sample(fraction=1, shuffle=True, seed=seed)
         assert ask("a", 99, 3, events) == ["y1", "y2", "z"]
+
+
+@pytest.mark.parametrize(
+    "items", [["p", "z", None, "p"], [], [3, 1, None, 3]], ids=["texts", "nothing", "numbers"]
+)
+def test_lists_of_codes_are_the_same_lists(items):
+    kind = pl.Int64 if items[:1] == [3] else pl.String
+    start, stop = np.array([0, 2, 1]), np.array([2, 2, 4])
+    slices = Slices(
+        pl.Series("item", items, dtype=kind),
+        np.minimum(start, len(items)),
+        np.minimum(stop, len(items)),
+    )
+    coded = slices.coded().lists()
+    assert coded.cast(pl.List(kind)).to_list() == slices.lists().to_list()
+    assert coded.to_list() == ([items[:2], [], items[1:]] if items else [[], [], []])
 
 
 def test_timeline_says_where_a_group_begins_how_much_is_earlier_and_where_it_ends():
