@@ -170,7 +170,7 @@ def _arrow_csv(
         return "skip"
 
     names = [_name(at) for at in range(n)]
-    data = text.str.join("\n").item().encode()
+    data = text.str.join("\n").cast(pl.Binary).item()
     try:
         table = pa.csv.read_csv(
             pa.py_buffer(data),

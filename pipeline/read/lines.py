@@ -98,11 +98,12 @@ def read_lines(
         if damage is not None and cut and not whole.endswith(b"\n"):
             whole = whole[: whole.rfind(b"\n") + 1]  # without the line that the damage cut
             ends = ends[ends <= len(whole)]
-        lines = _lines(whole, ends, line, encoding)
+        breaks = int(np.count_nonzero(np.frombuffer(whole, np.uint8) == ord("\n")))
+        lines = _lines(whole, ends, breaks, line, encoding)
         if not piece and whole and not whole.endswith(b"\n") and len(lines.number):
             lines = replace(lines, unended=lines.number[-1])
         yield lines
-        line += whole.count(b"\n")
+        line += breaks
         held, size = [data[cut:]], 0
         if damage is not None:
             damage.line = line
@@ -154,15 +155,15 @@ def _without_escaped(raw: NDArray[np.uint8], escape: int) -> NDArray[np.uint8]:
     return plain
 
 
-def _lines(data: bytes, ends: NDArray[np.int64], line: int, encoding: str) -> Lines:
+def _lines(data: bytes, ends: NDArray[np.int64], breaks: int, line: int, encoding: str) -> Lines:
     if len(ends) == 0:
         return Lines(_texts([]), _numbers(np.zeros(0)), reject(0, "").clear())
     starts = np.concatenate([[0], ends[:-1]])
     raw = np.frombuffer(data, np.uint8)
     number = _numbers(np.arange(len(ends)) + line)
-    if len(ends) < data.count(b"\n") + (not data.endswith(b"\n")):  # records of several lines
-        breaks = np.concatenate([[0], np.flatnonzero(raw == ord("\n")) + 1])
-        number = _numbers(np.searchsorted(breaks, starts) + line)
+    if len(ends) < breaks + (not data.endswith(b"\n")):  # records of several lines
+        begins = np.concatenate([[0], np.flatnonzero(raw == ord("\n")) + 1])
+        number = _numbers(np.searchsorted(begins, starts) + line)
     rejects = reject(0, "").clear()
     if encoding == "latin-1":
         rows = [data[a:b].decode("latin-1") for a, b in zip(starts, ends, strict=True)]
