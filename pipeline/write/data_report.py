@@ -334,17 +334,17 @@ def _unknown(
     for name, feature in contract.features.items():
         if not isinstance(feature, IdFeature) or contract.unknown_codes(name) is None:
             continue
-        known = stored.read_parquet(folder.vocabulary(contract.vocabulary_of(name)))["value"]
+        known = stored.read_parquet(folder.vocabulary(contract.vocabulary_of(name)))
+        known = known.select(pl.col("value").cast(_type(feature)), known=True)
         value = pl.col(name)
         if feature.missing == "default":
             value = value.fill_null(feature.default)
-        value = value.drop_nulls()
         found[name] = {
             split: _only(
-                rows.select(
-                    # `implode`: the values are a set to look in, not a column beside the rows.
-                    unknown=(~value.is_in(known.cast(_type(feature)).implode())).mean()
-                )
+                # Joined, since `is_in` would hash all that is known for each part of the rows anew.
+                rows.select(value=value.drop_nulls())
+                .join(known.lazy(), on="value", how="left")
+                .select(unknown=pl.col("known").is_null().mean())
             )["unknown"]
             for split, rows in logged.items()
         }
