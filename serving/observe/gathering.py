@@ -27,17 +27,18 @@ class GatherQueue(Generic[T]):
         self._changed = threading.Condition()
         self._pieces: deque[tuple[T, int]] = deque()
         self._weight = 0
-        self._closed = False
+        self.closed = False
+        """Whether it takes no more pieces."""
 
     @property
     def ended(self) -> bool:
         """Whether it is closed, and all is taken."""
-        return self._closed and not self._pieces
+        return self.closed and not self._pieces
 
     def add(self, piece: T, weight: int) -> bool:
         """Queue a piece; False: there is no room, or no thread any more."""
         with self._changed:
-            if self._closed or self._weight + weight > self._most:
+            if self.closed or self._weight + weight > self._most:
                 return False
             self._pieces.append((piece, weight))
             self._weight += weight
@@ -55,7 +56,7 @@ class GatherQueue(Generic[T]):
             None of them after so many seconds, or once the queue has ended.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._pieces or self._closed, idle)
+            self._changed.wait_for(lambda: self._pieces or self.closed, idle)
             if self._pieces:
                 self._changed.wait_for(self._enough, self._seconds)
             taken: list[T] = []
@@ -70,7 +71,7 @@ class GatherQueue(Generic[T]):
     def close(self) -> None:
         """Take no more pieces; those that wait are taken without delay."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._changed.notify()
 
     def clear(self) -> int:
@@ -82,4 +83,4 @@ class GatherQueue(Generic[T]):
 
     def _enough(self) -> bool:
         """Whether to wait for no more pieces; of half of what may wait, too."""
-        return self._closed or self._weight >= min(self._together, self._most / 2)
+        return self.closed or self._weight >= min(self._together, self._most / 2)

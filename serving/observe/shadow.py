@@ -178,8 +178,9 @@ class Shadow:
         look = min(self._options.impression_log_seconds, _LOOK_SECONDS)
         while not self._queue.ended:
             if calls := self._queue.take(look):
+                wanted = self._wanted()
                 for _, alike in groupby(calls, attrgetter("answered_by")):
-                    self._process(list(alike), self._wanted())
+                    self._process(list(alike), wanted)
             elif wanted := self._wanted():
                 self._ask(Question(wanted))
             else:

@@ -81,7 +81,6 @@ class SpanExport:
         self._contexts = TraceContextTextMapPropagator()
         self._queue = GatherQueue[tuple[TracedCall, int]](_MOST_WAITING, _BATCH, _EVERY_SECONDS)
         """Calls and how many spans they have."""
-        self._closing = False
         self._gone = False
         self._thread = SupervisedThread("spans", self._send, metrics.thread_failed)
         self._thread.start()
@@ -94,7 +93,6 @@ class SpanExport:
 
     def close(self) -> None:
         """Send what waits, for a limited time; what is left then is dropped and counted."""
-        self._closing = True
         self._queue.close()
         self._thread.join(_LAST_SECONDS)
         if left := self._queue.clear():
@@ -114,7 +112,7 @@ class SpanExport:
             spans = [span for call, count in calls for span in self._spans_of(call, count)]
             result = self._exporter.export(spans)
         except Exception as error:  # such as an answer of the collector that cannot be read
-            if not self._closing:  # `close` may have shut the exporter down meanwhile
+            if not self._queue.closed:  # `close` may have shut the exporter down meanwhile
                 why = f" ({error!r})"
         failed = result is not SpanExportResult.SUCCESS
         self._metrics.spans.add("failed" if failed else "sent", by=total)
