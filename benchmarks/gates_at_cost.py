@@ -46,11 +46,14 @@ KEY = ("data", "gate", "experts", "chosen", "seed")
 GATES: dict[str, dict[str, Any]] = {
     "softmax": {"name": "softmax"},
     "topk": {"name": "topk"},
+    "topk of each group": {"name": "topk", "shared_gate": "group"},
+    "topk of all tasks": {"name": "topk", "shared_gate": "all"},
     "moesart": {"name": "moesart"},
     "dselect_k": {"name": "dselect_k", "entropy_weight": 0.01},
     "dselect_k static": {"name": "dselect_k", "static": True, "entropy_weight": 0.01},
     "comet": {"name": "comet", "entropy_weight": 0.01},
 }
+BASELINES = (SHARED_BOTTOM, SINGLE_TASK)
 WITHOUT_CHOICE = "softmax"  # weighs every expert
 CANDIDATES = 100
 SECONDS = 2.0
@@ -60,10 +63,11 @@ SECONDS = 2.0
 def wanted(options: argparse.Namespace) -> Iterator[Row]:
     """Keys of the runs, the cheapest first."""
     for seed in range(options.seeds):
-        for name in (SHARED_BOTTOM, SINGLE_TASK):
-            yield dict(zip(KEY, (options.name, name, 1, 1, seed), strict=True))
+        for name in BASELINES:
+            if name in options.gates:
+                yield dict(zip(KEY, (options.name, name, 1, 1, seed), strict=True))
         for experts in options.experts:
-            for gate in options.gates:
+            for gate in [name for name in options.gates if name in GATES]:
                 for chosen in [experts] if gate == WITHOUT_CHOICE else options.chosen:
                     least = 2 if gate == "moesart" else 1  # its router learns from a second one
                     if gate == WITHOUT_CHOICE or least <= chosen < experts:
@@ -80,7 +84,8 @@ def configured(config: Config, key: Row) -> Config:
         gate = dict(GATES[key["gate"]])
         if key["gate"] != WITHOUT_CHOICE:
             gate["num_selected"] = key["chosen"]
-        values["model"] |= {"gate": gate, "gates": {}}
+        shared = gate.pop("shared_gate", "none")
+        values["model"] |= {"gate": gate, "gates": {}, "shared_gate": shared}
         values["model"]["experts"] |= {"count": key["experts"], "own": 0}
     return parse(Config, values, str(key))
 
@@ -233,7 +238,8 @@ def main() -> None:
     parser.add_argument("--examples", type=Path)
     parser.add_argument("--work", type=Path, help="folder for checkpoints and versions")
     parser.add_argument("--name", help="of the data in the table; by default the configuration's")
-    parser.add_argument("--gates", nargs="+", choices=list(GATES), default=list(GATES))
+    known = [*BASELINES, *GATES]
+    parser.add_argument("--gates", nargs="+", choices=known, default=known)
     parser.add_argument("--experts", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
     parser.add_argument("--chosen", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--seeds", type=int, default=1)

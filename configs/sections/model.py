@@ -1,11 +1,12 @@
 """The ranker's architecture, its training, evaluation and export."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from multigate.configs.sections.base import Duration, Frozen, contradiction
-from multigate.configs.sections.gates import GateConfig, Hierarchical, Softmax
+from multigate.configs.sections.gates import GateConfig, Hierarchical, Sampled, Softmax
 from multigate.configs.sections.labels import Task
 from multigate.configs.sections.losses import Huber, Squared
 
@@ -127,6 +128,11 @@ class ModelConfig(Frozen):
     """The gate of every task."""
     gates: dict[str, GateConfig] = Field({})
     """Task -> its own gate, instead of `gate`."""
+    shared_gate: Literal["none", "group", "all"] = "none"
+    """Which tasks share one gate. `none`: each task has its own (MMoE). `group`: the tasks of a
+    group of the contract, such as `engagement`, share one. `all`: there is one (OMoE). Tasks that
+    share a gate share its experts too: with a k-sparse gate a row needs at most k experts for each
+    gate, so that with many tasks fewer gates leave more experts out."""
     towers: Towers = Towers()
     task_weighting: Literal["labels", "fixed", "uncertainty", "balanced"] = "labels"
     """How the tasks' mean losses are weighted. `fixed`: by the contract's weights alone. `labels`:
@@ -140,7 +146,27 @@ class ModelConfig(Frozen):
         gates = {"gate": self.gate} | {f"gates.{task}": gate for task, gate in self.gates.items()}
         for where, gate in gates.items():
             _check_gate(where, gate, self.experts.count + self.experts.own)
+        if self.shared_gate != "none":
+            for given, what in (
+                (self.gates, "gates gives a task its own"),
+                (self.experts.own, "experts.own gives a task experts that no other may choose"),
+                (isinstance(self.gate, Sampled), "a sampled gate learns from one task's loss"),
+            ):
+                if given:
+                    raise contradiction(
+                        f"shared_gate: expected none, received {self.shared_gate}, which lets "
+                        f"tasks share a gate: {what}"
+                    )
         return self
+
+    def gate_names(self, groups: Mapping[str, str]) -> dict[str, str]:
+        """The name of each task's gate: of the task, of its group, or `all`.
+
+        Args:
+            groups: of the tasks, by task.
+        """
+        named = {"none": dict(zip(groups, groups, strict=True)), "group": dict(groups)}
+        return named.get(self.shared_gate, dict.fromkeys(groups, "all"))
 
 
 def _check_gate(where: str, gate: Any, experts: int) -> None:

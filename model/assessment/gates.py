@@ -83,12 +83,13 @@ def _constant(load: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def _alike(gates: Mapping[str, GateSummary]) -> list[str]:
-    """Which tasks share most and fewest experts."""
+    """Which tasks share most and fewest experts, of those that do not share a gate."""
+    of = {task: gate.get("shared", task) for task, gate in gates.items()}
     pairs = [
         (overlap, a, b)
         for i, (a, gate) in enumerate(gates.items())
         for b, overlap in gate.get("overlap", {}).items()
-        if b in list(gates)[i + 1 :]
+        if b in list(gates)[i + 1 :] and of[a] != of[b]
     ]
     if not pairs:
         return []

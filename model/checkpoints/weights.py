@@ -152,8 +152,8 @@ def _layers(ranker: Ranker) -> Iterator[tuple[str, keras.layers.Layer]]:
     }
     for number, expert in enumerate(ranker.mixture.experts):
         yield names.get(number, f"experts/{number}"), expert
-    for task, gate in zip(ranker.contract.tasks, ranker.mixture.gates, strict=True):
-        yield f"gates/{task}", gate
+    for name, gate in zip(ranker.gate_names, ranker.mixture.gates, strict=True):
+        yield f"gates/{name}", gate
     for task, tower in ranker.towers.items():
         yield f"towers/{task}", tower
     for task, estimator in ranker.estimators.items():

@@ -63,12 +63,11 @@ class Predictions:
             rows = len(labels)
             forward = ranker.infer(encoded)
             experts += rows * float(_numpy(forward.mixed.experts_per_row))
-            used = _used(forward.mixed.routings, rows)
+            routings = [forward.mixed.routings[number] for number in ranker.gate_of.values()]
+            used = _used(routings, rows)
             union = union + used.max(axis=1).sum(axis=0)
             overlap = overlap + _overlap(used)
-            for (task, z), routing in zip(
-                forward.logits.items(), forward.mixed.routings, strict=True
-            ):
+            for (task, z), routing in zip(forward.logits.items(), routings, strict=True):
                 logits[task].append(_numpy(z))
                 weights = _numpy(routing.weights)  # (B, E) or (E,)
                 found = {"weights": weights.reshape(-1, weights.shape[-1]).mean(axis=0)}
@@ -118,12 +117,14 @@ def summary(config: Config, split: str, rows: Examples, predictions: Predictions
     """What `evaluate` returns, of predictions that exist already."""
     names = list(config.contract.tasks)
     shared, own = config.model.experts.count, config.model.experts.own
+    gate_names = config.model.gate_names({n: t.group for n, t in config.contract.tasks.items()})
     gates = {
         name: cast(
             GateSummary,
             {
                 "gate": config.model.gates.get(name, config.model.gate).name,
                 **({"own": own_experts(shared, own, t)} if own else {}),
+                **({"shared": gate_names[name]} if config.model.shared_gate != "none" else {}),
                 "weights": [float(w) for w in predictions.weights[name]],
                 "load": [float(share) for share in predictions.load[name]],
                 "experts_per_row": predictions.used[name],

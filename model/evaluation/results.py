@@ -80,6 +80,7 @@ class GateSummary(TypedDict):
     Attributes:
         gate: its name.
         own: the numbers, from 0, of the experts of this task alone, if it has any.
+        shared: name of the gate, if tasks share gates (`model.shared_gate`).
         weights: (E,) mean weight of each expert.
         load: (E,) share of the rows that use each expert.
         experts_per_row: mean number of experts with a weight.
@@ -89,6 +90,7 @@ class GateSummary(TypedDict):
 
     gate: str
     own: NotRequired[list[int]]
+    shared: NotRequired[str]
     weights: list[float]
     load: list[float]
     experts_per_row: float

@@ -132,7 +132,7 @@ class ServingGraph:
             user_width = 0  # of the mixture's input: every column depends on the item
         self.mixture = FrozenMixture(
             ranker.mixture,
-            list(self.contract.tasks),
+            ranker.gate_names,
             columns,
             user_width,
             stored_as,
@@ -241,7 +241,8 @@ class ServingGraph:
         given = self._inputs(raw, None)
         rows = tf.shape(raw[self.contract.item])[0]
         weights = self.mixture.weights(given.halves, given.gate_input, given.ids, rows)
-        return dict(zip(self.contract.tasks, tf.unstack(weights, axis=1), strict=True))
+        parts = tf.unstack(weights, axis=1)
+        return {task: parts[number] for task, number in self._ranker.gate_of.items()}
 
     def _score(
         self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None = None

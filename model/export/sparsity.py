@@ -128,13 +128,13 @@ def report(
         "kept": mixture.kept,
         "tasks": {
             task: {
-                "gate": type(gate).__name__,
+                "gate": type(gate := ranker.mixture.gates[number]).__name__,
                 "static": gate.static,
                 "hardened": gate.hardened,
                 "experts": [e for e in range(E) if load[task][e] > 0],
                 "experts_per_row": float(np.sum(load[task])),
             }
-            for task, gate in zip(ranker.contract.tasks, ranker.mixture.gates, strict=True)
+            for task, number in ranker.gate_of.items()
         },
         "rows": rows,
         "selected_per_row": experts_per_row,

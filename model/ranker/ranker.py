@@ -1,4 +1,4 @@
-"""The ranker: embeddings, shared experts, one gate and one tower per task."""
+"""The ranker: embeddings, shared experts, gates, and one tower per task."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -77,6 +77,10 @@ class Ranker(keras.Model):
     Export uses its parts one by one: `embed`, `mixture`, `towers` (by task), `shift`, `logits` and,
     if the contract has a position feature, `position_tower`, which is used in training only.
 
+    Attributes:
+        gate_names: of the mixture's gates: the tasks' names, unless tasks share gates.
+        gate_of: by task, the number of its gate.
+
     The logit of a regression task is the transformed, standardised label, see `model.ranker.heads`;
     `model.ranker.scores` turns logits into scores.
 
@@ -129,10 +133,13 @@ class Ranker(keras.Model):
                 derive_seed(seed, "cross"),
                 name="cross",
             )
+        of_task = config.gate_names({name: task.group for name, task in contract.tasks.items()})
+        self.gate_names = list(dict.fromkeys(of_task.values()))
+        self.gate_of = {task: self.gate_names.index(name) for task, name in of_task.items()}
         self.mixture = Mixture(
             _make_experts(config, contract, seed, precision),
-            [_make_gate(config, task, seed) for task in contract.tasks],
-            choices(config.experts.count, config.experts.own, len(contract.tasks)),
+            [_make_gate(config, name, seed) for name in self.gate_names],
+            choices(config.experts.count, config.experts.own, len(self.gate_names)),
             name="mixture",
         )
         self.mixture.build((None, width))
@@ -159,8 +166,8 @@ class Ranker(keras.Model):
                 )
         self.estimators = {
             task: SampledLoss(name=f"estimator_{task}")
-            for task, gate in zip(contract.tasks, self.mixture.gates, strict=True)
-            if isinstance(gate, Sampled)
+            for task, number in self.gate_of.items()
+            if isinstance(self.mixture.gates[number], Sampled)
         }
         self.task_weights = task_weights(contract, statistics, config.task_weighting)
         self.balances = config.task_weighting == "balanced"
@@ -258,7 +265,7 @@ class Ranker(keras.Model):
         """
         x = self.mixture_input(encoded, embedded)
         mixed = self.mixture(x, ids=self.ids(encoded), training=training)
-        representations = mixed.outputs
+        representations = [mixed.outputs[number] for number in self.gate_of.values()]
         if training and self.balances:
             weights = [task.weight for task in self.contract.tasks.values()]
             representations = balanced(representations, weights)
@@ -382,7 +389,8 @@ class Ranker(keras.Model):
             losses, mask = found[t]
             if training:
                 estimator = self.estimators.get(name)
-                value = task_loss(losses, mask, mixed.routings[t], estimator)
+                routing = mixed.routings[self.gate_of[name]]
+                value = task_loss(losses, mask, routing, estimator)
                 if self.uncertainty is not None:
                     # A batch without labels of the task says nothing about its uncertainty.
                     known = ops.cast(counts[t] > 0, value.dtype)
@@ -445,11 +453,11 @@ def _make_experts(
     return found
 
 
-def _make_gate(config: ModelConfig, task: str, seed: int) -> gates.Gate:
-    """The gate of a task, with a seed of its own."""
-    options = config.gates.get(task, config.gate).options()
+def _make_gate(config: ModelConfig, name: str, seed: int) -> gates.Gate:
+    """The gate of a task, or of tasks that share one, with a seed of its own."""
+    options = config.gates.get(name, config.gate).options()
     return gates.make(
         num_experts=config.experts.count + config.experts.own,
-        seed=derive_seed(seed, "gate", task),
+        seed=derive_seed(seed, "gate", name),
         **options,
     )

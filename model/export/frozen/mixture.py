@@ -66,7 +66,7 @@ class FrozenMixture:
 
     Args:
         mixture: the trained mixture; its gates as they are to be exported, hardened or not.
-        tasks: names of the tasks, for messages.
+        names: of the gates, for messages.
         columns: (D,) the column of the mixture's input for each column of `Halves`, the user's
             first.
         user_width: Du.
@@ -84,7 +84,7 @@ class FrozenMixture:
     def __init__(
         self,
         mixture: Mixture,
-        tasks: Sequence[str],
+        names: Sequence[str],
         columns: np.ndarray,
         user_width: int,
         stored_as: StoredAs = "float32",
@@ -97,10 +97,10 @@ class FrozenMixture:
             _constant_weights(gate, choice, len(mixture.experts), len(columns))
             for gate, choice in zip(mixture.gates, mixture.choices, strict=True)
         ]
-        for task, weights in zip(tasks, constant, strict=True):
+        for name, weights in zip(names, constant, strict=True):
             if weights is not None and not weights.any():
                 raise ExportError(
-                    f"task {task!r}: its gate selects none of the {len(mixture.experts)} experts; "
+                    f"gate of {name!r}: selects none of the {len(mixture.experts)} experts; "
                     "train with a weaker sparsity penalty and export again"
                 )
         self.experts = len(mixture.experts)
@@ -149,7 +149,7 @@ class FrozenMixture:
     def __call__(
         self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor | None
     ) -> Tensor:
-        """Mix the experts for every task.
+        """Mix the experts for every gate.
 
         Args:
             halves: the experts' input.

@@ -19,13 +19,15 @@ class FrozenTowers:
     Hidden layers run one by one, because one large product of matrices is faster than its part of a
     batched one; what gives the outputs is small and batched.
 
-    Axes: T tasks, N rows, K outputs, the largest number that a tower has.
+    Axes: T tasks, G gates, N rows, K outputs, the largest number that a tower has.
 
     Args:
         ranker: the trained one.
     """
 
     def __init__(self, ranker: Ranker) -> None:
+        self._gate_of = list(ranker.gate_of.values())
+        self._gates = len(ranker.gate_names)
         layers = [tower_layers(ranker.towers[task]) for task in ranker.contract.tasks]
         self._hidden = [
             [(constant(layer.kernel), constant(layer.bias), layer.activation) for layer in hidden]
@@ -35,14 +37,17 @@ class FrozenTowers:
         self._last = LaterLayers([[_padded(last, most)] for *_, last in layers])
 
     def __call__(self, mixed: Tensor) -> Tensor:
-        """Outputs (T, N, K) of inputs (T, N, U); those beyond a tower's own are 0."""
+        """Outputs (T, N, K) of a mixture's (G, N, U); those beyond a tower's own are 0."""
         with tf.name_scope("towers"):
             if any(self._hidden):
-                each = tf.unstack(mixed, len(self._hidden))
+                of_gates = tf.unstack(mixed, self._gates)
+                each = [of_gates[number] for number in self._gate_of]
                 for t, hidden in enumerate(self._hidden):
                     for kernel, bias, activation in hidden:
                         each[t] = activation(tf.nn.bias_add(tf.matmul(each[t], kernel), bias))
                 mixed = tf.stack(each)
+            elif self._gate_of != list(range(self._gates)):
+                mixed = tf.gather(mixed, self._gate_of)
             return self._last(mixed)
 
 

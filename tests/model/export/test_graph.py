@@ -592,5 +592,5 @@ def test_a_gate_that_selects_nothing_is_refused(case) -> None:
     loaded = checkpoints.load(case.checkpoint(model={"gate": {"name": "gumbel_softmax"}}))
     for gate in loaded.ranker.mixture.gates:
         gate.switch.assign(np.full(6, -1.0))
-    with pytest.raises(ExportError, match="task 'click': its gate selects none of the 6 experts"):
+    with pytest.raises(ExportError, match="gate of 'click': selects none of the 6 experts"):
         ServingGraph(loaded.ranker, loaded.encoder)
