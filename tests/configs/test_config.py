@@ -240,6 +240,21 @@ def edit(values: dict, path: str, value: object) -> dict:
         ),
         ("model/gate/num_selected", 9, "gate.num_selected: expected at most 8, received 9"),
         (
+            "model",
+            {"shared_gate": "all", "gates": {"like": {"name": "softmax"}}},
+            "shared_gate: expected none, received all, which lets tasks share a gate: gates gives",
+        ),
+        (
+            "model",
+            {"shared_gate": "group", "experts": {"count": 4, "own": 1}},
+            "received group, which lets tasks share a gate: experts.own gives a task experts",
+        ),
+        (
+            "model",
+            {"shared_gate": "all", "gate": {"name": "sampled"}},
+            "which lets tasks share a gate: a sampled gate learns from one task's loss",
+        ),
+        (
             "model/gates",
             {"like": {"name": "topk", "num_selected": 9}},
             "gates.like.num_selected: expected at most 8, received 9",
