@@ -21,7 +21,8 @@ from multigate.configs.errors import ModelError
 spoilt = out.with_name("spoilt")
 shutil.copytree(out, spoilt)
 with h5py.File(spoilt / checkpoint.WEIGHTS, "r+") as file:
-    file["gates/click/0_kernel"][...] = np.nan
+    gate = next(iter(file["gates"].values()))
+    gate["0_kernel"][...] = np.nan
 try:
     train.train(config, examples, spoilt / "next", progress=False, start_from=spoilt)
 except ModelError as error:
@@ -45,7 +46,7 @@ def test_a_checkpoint_trained_on_jax_scores_the_same_on_tensorflow(
     contract = tiny.config.contract.model_dump(mode="json")
     contract["features"]["recent"]["pooling"] = pooling
     experts: Any = {"count": 2, "units": [4]}
-    more: Any = {"experts": experts}
+    more: Any = {"experts": experts, "shared_gate": "group"}
     if pooling != "mean":
         more = {"experts": experts | {"own": 1}, "cross": {"layers": 2, "rank": 3}}
     # Splits of one batch each: JAX compiles every batch shape anew, which takes seconds.
