@@ -5,12 +5,10 @@ caches and the memory's bandwidth in common with the calls, and holds a core for
 comes: on two cores that made every tenth call 3 ms later (docs/results/serving.md).
 """
 
-import contextlib
-import os
 import time
-from pathlib import Path
 
 from multigate.serving.core.options import ServerOptions
+from multigate.serving.runtime.cores import cores
 from multigate.serving.runtime.in_flight import CallsInFlight
 
 LONGEST_WAIT = 0.02
@@ -21,10 +19,6 @@ always in flight, such as one that waits for a store, would have most of the wor
 _LOOK_SECONDS = 5e-4
 _BESIDE_RUNS = 2
 """Cores that a server wants besides those of its runs: its loop, and gRPC's threads."""
-_CGROUP = Path("/sys/fs/cgroup")
-_LIMITS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
-"""Where a container finds its limit, in versions 2 and 1 of cgroups: microseconds of all cores
-(`max` and -1: any number) in a period of so many microseconds."""
 
 
 class Gaps:
@@ -53,20 +47,6 @@ class Gaps:
                 self._next_wait = time.monotonic() + WORK_SECONDS
                 return
             time.sleep(_LOOK_SECONDS)
-
-
-def cores() -> float:
-    """Cores that this process may use at once: a container's limit may be part of one."""
-    try:
-        found = float(len(os.sched_getaffinity(0)))
-    except AttributeError:  # not on Linux
-        found = float(os.cpu_count() or 1)
-    for names in _LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # no such thing, or no limit
-            quota, period = " ".join((_CGROUP / name).read_text() for name in names).split()
-            if int(quota) > 0 and int(period) > 0:
-                found = min(found, int(quota) / int(period))
-    return found
 
 
 def _wants_every_core(options: ServerOptions) -> bool:

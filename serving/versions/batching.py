@@ -1,8 +1,12 @@
 """Dynamic batching: concurrent calls of one signature share runs of the model.
 
-No call waits for a batch to fill.  A call that finds a free slot runs at once.  The others queue,
+No call waits for a time to pass.  A call that finds a free slot runs at once.  The others queue,
 and a slot that becomes free runs what is queued, up to a number of rows.  So an idle server adds no
 wait, and batches grow with the load.
+
+Where runs and the event loop share a core, a run that begins delays the reading of the calls that
+have come, which would then need runs of their own.  So there a run begins once the loop has had
+some turns without another call, or where enough calls wait.
 
 Queue and slots belong to the event loop (`serving.core.loop`) and need no lock; only the runs are
 in threads.
@@ -31,6 +35,13 @@ from multigate.serving.core.status import (
 from multigate.serving.core.tracing import current
 from multigate.serving.runtime.errors import RunTimeoutError
 from multigate.serving.runtime.threads import run_threads
+
+TURNS = 4
+"""Turns of the event loop without another call before a run begins on a shared core.  gRPC hands a
+call over in several."""
+ENOUGH = 8
+"""Calls that wait for none of these turns: a run of eight costs half as much a call as one alone,
+and larger ones no less."""
 
 Run = Callable[[Arrays, float | None], Arrays]
 """Inputs, and seconds after which nobody waits for the run; None: not known."""
@@ -75,6 +86,7 @@ class Batcher:
         max_rows: int = 800,
         slots: int = 2,
         max_queued: int = 64,
+        turns: int = 0,
     ) -> None:
         """Make a batcher without queued calls.
 
@@ -86,8 +98,11 @@ class Batcher:
             max_rows: most rows of one run; larger calls are split.
             slots: most runs at once.
             max_queued: most calls that wait.
+            turns: of the loop without another call before a run begins; 0: it begins at once.
         """
         self._run = for_future(run)
+        self._turns = turns
+        self._counts_turns = False
         self._layout = layout
         self._lists = [key for key, what in layout.inputs.items() if what.role == "list"]
         self._name = name
@@ -132,7 +147,7 @@ class Batcher:
                 "already; try again later, or call another server"
             )
         self._queue.append(entry)
-        self._start_runs()
+        self._start_soon()
         try:
             answer = await entry.answer
             say_run(entry.run_seconds)
@@ -143,6 +158,41 @@ class Batcher:
             elif entry in self._queue:
                 self._queue.remove(entry)
             raise
+
+    def _start_soon(self) -> None:
+        """Run queued calls, at once or after some turns of the loop without another call."""
+        if self._counts_turns:
+            return
+        if self._turns == 0 or not self._queue or self._has_enough():
+            self._start_runs()
+        elif self._free:
+            self._counts_turns = True
+            self._after_turn(len(self._queue), self._turns)
+
+    def _after_turn(self, queued: int, left: int) -> None:
+        """Run queued calls if none has come for long; otherwise look again after a turn.
+
+        Args:
+            queued: how many calls waited the turn before.
+            left: turns without another call that are still to be had.
+        """
+        if len(self._queue) > queued:
+            left = self._turns
+        if left and self._queue and not self._has_enough():
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._after_turn, len(self._queue), left - 1)
+        else:
+            self._counts_turns = False
+            self._start_runs()
+
+    def _has_enough(self) -> bool:
+        """Whether a run would gain nothing by another call, or has no room for one like the last.
+
+        Example: with at most 800 rows a run, and two queued calls of 300.
+        """
+        if len(self._queue) >= ENOUGH:
+            return True
+        return sum(e.rows for e in self._queue) + self._queue[-1].rows > self._max_rows
 
     def _start_runs(self) -> None:
         """Run queued calls while slots are free."""
@@ -180,7 +230,7 @@ class Batcher:
     def _finish(self, batch: Sequence[_Entry], run: "asyncio.Future[list[Outcome]]") -> None:
         """Free the slot, and give each call its outcome."""
         self._free += 1
-        self._start_runs()  # first: calls wait for the model
+        self._start_soon()  # first: calls wait for the model
         for entry, outcome in zip(batch, run.result(), strict=True):
             entry.resolve(outcome)
 
@@ -225,6 +275,11 @@ class Batcher:
                 entry.run_seconds += ended - began
                 if entry.trace is not None:
                     entry.trace.add("run", began, ended, rows=entry.rows, calls=len(batch))
+
+
+def turns_on(cores: float) -> int:
+    """Turns for which a run waits on so many cores of a worker, see `TURNS`."""
+    return TURNS if cores < 2 else 0
 
 
 def _longest_wait(batch: Sequence[_Entry]) -> float | None:

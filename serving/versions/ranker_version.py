@@ -11,7 +11,8 @@ from multigate.serving.core.status import LOG
 from multigate.serving.feature_store.backends import open_feature_store
 from multigate.serving.feature_store.online_features import OnlineFeatures
 from multigate.serving.request.rank_request import RequestReader
-from multigate.serving.versions.batching import Batcher
+from multigate.serving.runtime.cores import cores
+from multigate.serving.versions.batching import Batcher, turns_on
 from multigate.serving.versions.loaded_version import LoadedVersion
 from multigate.serving.versions.popular import ItemId, read_popular
 from multigate.serving.versions.reference import Reference
@@ -55,6 +56,7 @@ class RankerVersion(LoadedVersion):
                 max_rows=options.max_batch_rows,
                 slots=options.batch_slots,
                 max_queued=options.max_queued_calls,
+                turns=turns_on(cores() / options.workers),
             )
             for name, signature in saved_model.signatures.items()
             if signature.layout is not None

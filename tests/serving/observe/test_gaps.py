@@ -1,13 +1,12 @@
-"""Gaps between calls: who waits for them, how long, and how many cores there are."""
+"""Gaps between calls: who waits for them, and how long."""
 
-import os
 import threading
 
 import pytest
 
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.observe import gaps as waited_for
-from multigate.serving.observe.gaps import Gaps, cores
+from multigate.serving.observe.gaps import Gaps
 from multigate.serving.runtime.in_flight import CallsInFlight
 
 
@@ -104,25 +103,3 @@ def test_it_waits_where_the_server_can_want_every_core(
     monkeypatch.setattr(waited_for.time, "sleep", looks.append)
     Gaps(calls, options_of(tmp_path, **options)).wait()
     assert bool(looks) == waits
-
-
-@pytest.mark.parametrize(
-    ("limits", "share"),
-    [
-        ({"cpu.max": "50000 100000\n"}, 0.5),
-        ({"cpu.max": "10000 100000\n"}, 0.1),
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu.max": "damaged"}, None),
-        ({"cpu.max": "50000 0\n"}, None),
-        ({}, None),
-        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "50000\n"}, None),
-    ],
-)
-def test_a_containers_limit_counts(tmp_path, monkeypatch, limits, share):
-    (tmp_path / "cpu").mkdir()
-    for name, text in limits.items():
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(waited_for, "_CGROUP", tmp_path)
-    assert cores() == (share or len(os.sched_getaffinity(0)))

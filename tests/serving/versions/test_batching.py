@@ -1,5 +1,6 @@
 """Dynamic batching: what joins, what it never spoils, and what it refuses."""
 
+import asyncio
 import threading
 from concurrent import futures
 
@@ -15,7 +16,14 @@ from multigate.serving.core.status import Call, OverloadedError, TooLateError
 from multigate.serving.runtime.errors import RunTimeoutError
 from multigate.serving.runtime.threads import RunThreads
 from multigate.serving.versions import batching
-from multigate.serving.versions.batching import Batcher, join_calls, split_call
+from multigate.serving.versions.batching import (
+    ENOUGH,
+    TURNS,
+    Batcher,
+    join_calls,
+    split_call,
+    turns_on,
+)
 from multigate.serving.versions.saved_model import SavedModel
 
 ROWS = Layout({"x": Input("float32", "rows", "value", "x")})
@@ -439,3 +447,69 @@ def test_health_checks_are_answered_where_no_other_call_is_admitted(
         watch.cancel()
         until(lambda: not probes)
         assert check(request, timeout=120).status == 1
+
+
+class Turns:
+    """Calls that come to a batcher in turns of the event loop, and the runs that they shared."""
+
+    def __init__(self, **limits):
+        self.runs = []
+        self.one = batcher(self.run, turns=3, **limits)
+
+    def run(self, inputs, timeout):
+        self.runs.append(inputs["x"].tolist())
+        return {"y": inputs["x"] * 2}
+
+    def __call__(self, *turns):
+        """Answers to calls, one or None a turn, each (values) or a number of turns without one."""
+
+        async def come():
+            tasks = []
+            for numbers in turns:
+                if numbers is not None:
+                    work = self.one.run(values(*numbers), len(numbers), Call(Context()))
+                    tasks.append(asyncio.ensure_future(work))
+                await asyncio.sleep(0)
+            return await asyncio.gather(*tasks)
+
+        return [found["y"].tolist() for found in CALLS.submit(come()).result(120)]
+
+
+def test_calls_of_a_few_turns_share_a_run():
+    came = Turns()
+    assert came([1], None, [2], None, [3]) == [[2], [4], [6]]
+    assert came.runs == [[1, 2, 3]]
+
+
+def test_a_run_waits_for_no_call_that_comes_later():
+    came = Turns()
+    assert came([1], *[None] * 40, [2])[0] == [2]
+    assert came.runs == [[1], [2]]
+
+
+def test_a_full_run_and_enough_calls_wait_for_no_turn():
+    came = Turns(max_rows=4)
+    came([1, 2], [3, 4], [5], None)
+    assert came.runs == [[1, 2, 3, 4], [5]]
+    came = Turns()
+    came(*[[number] for number in range(ENOUGH + 2)])
+    assert came.runs[0] == list(range(ENOUGH))
+    assert [number for run in came.runs for number in run] == list(range(ENOUGH + 2))
+
+
+def test_a_call_that_leaves_before_its_run_begins_holds_nobody_up():
+    came = Turns()
+
+    async def leave():
+        work = asyncio.ensure_future(came.one.run(values(1), 1, Call(Context())))
+        await asyncio.sleep(0)
+        work.cancel()
+        await asyncio.wait([work])
+
+    CALLS.submit(leave()).result(120)
+    assert came([2]) == [[4]]
+    assert came.runs == [[2]]
+
+
+def test_a_worker_with_a_core_beside_the_loops_waits_for_no_turn():
+    assert [turns_on(cores) for cores in (0.5, 1, 1.9, 2, 16)] == [TURNS, TURNS, TURNS, 0, 0]
