@@ -46,6 +46,7 @@ from multigate.serving.rpc.inference import PredictionService
 from multigate.serving.rpc.interceptor import StatusInterceptor
 from multigate.serving.rpc.model_status import ModelService, Workers
 from multigate.serving.rpc.ranking import RankingService
+from multigate.serving.rpc.receiving import receive_to_the_end
 from multigate.serving.rpc.recommendation import CandidateFinder
 from multigate.serving.rpc.reflection import add_reflection
 from multigate.serving.versions.model_config import ModelConfig, read_model_configs
@@ -244,6 +245,7 @@ class Server:
     async def _open(self) -> int:
         """Make the gRPC server in the event loop; returns its port."""
         options = self.options
+        receive_to_the_end()
         self._grpc = grpc.aio.server(
             interceptors=[self._interceptor],
             options=[
