@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import mmap
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,8 @@ _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \S+ *(.*)")
 _KEPT_BYTES = 64 << 20
 _LARGEST_BYTES = 32 << 20
 """Of one piece; glibc takes no larger number."""
+_LARGE_PIECE = 128 << 10
+"""Bytes; as a piece of 64 KiB or more is freed, glibc looks whether its arena ends in free ones."""
 
 
 def keep_freed() -> None:
@@ -25,10 +26,9 @@ def keep_freed() -> None:
     back as they are freed, and the system clears the pages that the next run takes: a joined run of
     the Deskdrop model then costs up to twice the CPU time.
 
-    The number of glibc's arenas stays at its eight for each core.  With two for each core, memory
-    rose less where many threads wait for a slow store; but then the loop, gRPC and the model's
-    threads share arenas, as it happens at their start, and calls cost some percent more CPU time.
-    To be called before threads begin.
+    The number of glibc's arenas stays at its eight for each core.  With one or two in all, the
+    loop, gRPC and the model's threads share them, and calls cost 7 to 10 % more CPU time; memory
+    rises as much (docs/results/serving.md).  To be called before threads begin.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -37,49 +37,48 @@ def keep_freed() -> None:
 
 
 class FreedMemory:
-    """What loads and closes of versions leave behind, given back once they are over.
+    """What loads and closes of versions leave behind, given back soon after each.
 
-    TensorFlow frees a version in pieces, which glibc keeps: the process would stay as large as
-    with two versions.  Giving them back holds up threads that take memory meanwhile, in Deskdrop's
-    server for 15 to 30 ms, and the next load would take them again: so it waits until swaps are
-    over.  Where they do not end it waits for a while only: the next version need not fit into the
-    pieces, so that what glibc keeps would grow from swap to swap.
+    TensorFlow frees a version in pieces, which glibc keeps.  The process would stay as large as it
+    ever was with two versions, and that is a little more from time to time, such as where calls of
+    the version before end late: its memory would rise for half an hour of swaps.
     """
 
-    SETTLED = 10.0
-    """Seconds without a change after which memory goes back."""
-    LONGEST = 60.0
-    """Seconds after the first change at which it does, settled or not."""
-
     def __init__(self) -> None:
-        self._changed: tuple[float, float] | None = None
-        """Monotonic seconds of the first and the last change since memory went back."""
+        self._changed = False
+        """Whether a version was loaded or closed since memory went back."""
         self._started = False
 
     def change(self) -> None:
         """Say that a version was loaded or closed."""
-        if not self._started:  # which holds nobody up, so that it need not wait
+        if not self._started:
             self._started = True
             leave_unused_code()
-        now = time.monotonic()
-        self._changed = (now if self._changed is None else self._changed[0], now)
+        self._changed = True
 
-    def give_back_when_settled(self) -> None:
-        """Give memory back if there is some, and it is time to."""
-        if self._changed is None:
-            return
-        first, last = self._changed
-        now = time.monotonic()
-        if now - last >= self.SETTLED or now - first >= self.LONGEST:
-            self._changed = None
+    def give_back(self) -> None:
+        """Give memory back if there is some; to be called by the thread that loads versions."""
+        if self._changed:
+            self._changed = False
             return_freed()
-            leave_unused_code()
 
 
 def return_freed() -> None:
-    """Give freed memory back, without the interpreter; nothing in C libraries that cannot."""
+    """Give freed memory back, without the interpreter; nothing in C libraries that cannot.
+
+    glibc looks at one arena after the other, and holds up the threads that use it meanwhile.  Most
+    of the time, some 20 ms for Deskdrop, goes to the arena of the thread that loads.
+    """
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+        library = ctypes.CDLL(None)
+        library.malloc_trim(ctypes.c_size_t(0))
+        # It leaves the end of every arena but the process's first: for the thread that loads, up to
+        # what a version takes.  That of this thread goes as a large piece is freed.
+        library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+        piece = library.malloc(ctypes.c_size_t(_LARGE_PIECE))
+        library.mallopt(_TRIM_THRESHOLD, 0)
+        library.free(piece)
+        library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def leave_unused_code() -> None:

@@ -362,7 +362,7 @@ class VersionManager(Generic[V]):
         while not self._stop.wait(self._options.file_system_poll_wait_seconds):
             try:
                 # Before a load: the version that the last one replaced is closed by now.
-                self._freed.give_back_when_settled()
+                self._freed.give_back()
                 self.poll()
             except Exception as error:
                 error.add_note(f"in a look at {self._base} for versions of model {self.name}")

@@ -83,6 +83,44 @@ def test_code_that_ran_once_is_left_and_runs_go_on(tmp_path):
     assert abs(of_none) < 10 << 10  # nothing that was written
 
 
+_FREES_LARGE_PIECES = """
+import ctypes, threading
+from pathlib import Path
+from multigate.serving.runtime import memory
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+
+def written():  # KiB
+    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
+
+def load_and_close():
+    before = written()
+    pieces = [libc.malloc(1 << 20) for _ in range(50)]
+    for piece in pieces:
+        libc.memset(piece, 1, 1 << 20)
+    for piece in pieces:
+        libc.free(piece)
+    freed = written()
+    memory.return_freed()
+    print(freed - before, written() - before)
+
+memory.keep_freed()
+loading = threading.Thread(target=load_and_close)
+loading.start()
+loading.join()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_thread_that_loads_gives_the_end_of_its_arena_back():
+    """`malloc_trim` gives back that of the first arena alone."""
+    kept, left = map(int, output_of(_FREES_LARGE_PIECES, "").split())
+    assert kept > 45 << 10  # as `keep_freed` asks
+    assert left < 1 << 10
+
+
 _IN_USE = """
 import ctypes, gc, sys
 from pathlib import Path

@@ -9,7 +9,6 @@ import shutil
 import threading
 import time
 from concurrent import futures
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -432,35 +431,20 @@ def test_what_is_kept_of_versions_that_are_gone_does_not_grow(tmp_path, publish,
     manager.close()
 
 
-def test_memory_goes_back_once_swaps_are_over(monkeypatch):
-    """Not after each of many swaps: it would hold up calls."""
-    now, given_back = [1000.0], []
-    monkeypatch.setattr(memory, "return_freed", lambda: given_back.append(now[0]))
-    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: now[0]))
+def test_memory_goes_back_once_after_each_change(monkeypatch):
+    """Kept until swaps are over, it made the process grow to what two versions ever took."""
+    given_back = []
+    monkeypatch.setattr(memory, "return_freed", lambda: given_back.append(1))
+    monkeypatch.setattr(memory, "leave_unused_code", lambda: None)
     freed = memory.FreedMemory()
-    freed.give_back_when_settled()
-    for _ in range(5):
-        now[0] += memory.FreedMemory.SETTLED / 2
-        freed.give_back_when_settled()
+    freed.give_back()
+    assert not given_back
+    for swaps in range(1, 4):
         freed.change()
-    assert given_back == []
-    for _ in range(3):
-        now[0] += memory.FreedMemory.SETTLED
-        freed.give_back_when_settled()
-    assert given_back == [1035.0]
-
-
-def test_memory_goes_back_now_and_then_where_swaps_do_not_end(monkeypatch):
-    """What a version leaves lies in pieces; kept for ever, they made the process grow."""
-    now, given_back = [0.0], []
-    monkeypatch.setattr(memory, "return_freed", lambda: given_back.append(now[0]))
-    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    freed = memory.FreedMemory()
-    for _ in range(60):
-        now[0] += memory.FreedMemory.SETTLED / 2
         freed.change()
-        freed.give_back_when_settled()
-    assert given_back == [65.0, 130.0, 195.0, 260.0]
+        freed.give_back()
+        freed.give_back()
+        assert len(given_back) == swaps
 
 
 def test_versions_that_are_loaded_and_closed_give_their_memory_back(
@@ -473,7 +457,6 @@ def test_versions_that_are_loaded_and_closed_give_their_memory_back(
     manager = VersionManager(
         ModelConfig("small", tmp_path), RankerVersion, options, ServerMetrics()
     )
-    monkeypatch.setattr(memory.FreedMemory, "SETTLED", 0.0)
     monkeypatch.setattr(
         memory,
         "return_freed",
