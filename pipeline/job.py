@@ -168,6 +168,7 @@ def _bar(plan: Plan, shards: int, *, here: bool) -> AbstractContextManager[objec
     return stage_bar.drawn(
         shards,
         plan.buckets,
+        plan.item_buckets,
         negatives=config.pipeline.negatives is not None,
         counters=bool(counters(config, "item")),
     )

@@ -17,6 +17,7 @@ _FEWEST = 2  # each bucket costs some 0.1 s, however few rows it holds
 _SHARED = 8  # buckets, enough for several workers, of a log worth dividing among them
 _WORTH_SHARING = 16 * _MIB  # bytes that a bucket of such a log holds
 _MOST = 4096
+_MOST_OF_ITEMS = 64  # each bucket of users writes to each of items: their product would grow
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Plan:
     """What every stage knows: the configuration, the folder being made and the final one's name.
 
     Workers write the parts of `folder`; rows between stages are the carrier's. Users are spread
-    over `buckets`, and items over as many.
+    over `buckets`, and items over as many, up to `_MOST_OF_ITEMS`.
     """
 
     config: Config
@@ -46,6 +47,11 @@ class Plan:
     def facts(self) -> Place:
         """What the last stage leaves for the manifest."""
         return self.folder / FACTS
+
+    @property
+    def item_buckets(self) -> int:
+        """Over how many buckets items are spread; those that grow too large are divided."""
+        return min(self.buckets, _MOST_OF_ITEMS)
 
     @property
     def bucket_bytes(self) -> int:

@@ -111,7 +111,8 @@ def _size(keyed: Keyed, row: int | None) -> tuple[int, int]:
 
 
 def _divide(keyed: Keyed, sizes: dict[int, int], plan: Plan, key: str) -> list[Keyed]:
-    return divide(keyed, sizes[keyed[0]], plan.buckets, plan.bucket_bytes, plan.carrier, key)
+    buckets = plan.buckets if key == "user" else plan.item_buckets
+    return divide(keyed, sizes[keyed[0]], buckets, plan.bucket_bytes, plan.carrier, key)
 
 
 def _once(pipeline: Any, label: str, function: Any, *rest: Any) -> Any:

@@ -157,8 +157,8 @@ class PipelineConfig(Frozen):
     later run over a longer log labels them. docs/labels.md says when each label closes; one
     without any limit is taken as it stands."""
     buckets: int | None = Field(None, ge=1, le=4096)
-    """How many buckets users are spread over; items are spread over as many. Absent: the size of
-    the log's files decides."""
+    """How many buckets users are spread over; items are spread over as many, but at most 64.
+    Absent: the size of the log's files decides."""
     bucket_mib: int = Field(64, ge=1)
     """How much of the log a bucket may hold, in MiB as tables in memory; larger ones are divided,
     down to one user. Each worker needs about ten times as much memory."""

@@ -53,12 +53,15 @@ _under_way: StageBar | None = None
 
 
 @contextmanager
-def drawn(shards: int, buckets: int, *, negatives: bool, counters: bool) -> Iterator[None]:
+def drawn(
+    shards: int, buckets: int, item_buckets: int, *, negatives: bool, counters: bool
+) -> Iterator[None]:
     """Draw the bar of the run that the block makes.
 
     Args:
         shards: of the log.
-        buckets: of users, and of items.
+        buckets: of users.
+        item_buckets: of items.
         negatives: whether some are sampled.
         counters: whether events of items are counted.
     """
@@ -66,7 +69,7 @@ def drawn(shards: int, buckets: int, *, negatives: bool, counters: bool) -> Iter
     stages = {"read_shard": ("read", shards), "label_bucket": ("label", buckets)}
     stages["sample_bucket"] = ("sample negatives" if negatives else "split", buckets)
     if counters:
-        stages["count_items"] = ("count", buckets)
+        stages["count_items"] = ("count", item_buckets)
     stages["finish_bucket"] = ("assemble", buckets)
     total = sum(count for _, count in stages.values())
     with progress.bar(f"1/{len(stages)} read", total) as bar:

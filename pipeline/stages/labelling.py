@@ -74,11 +74,11 @@ def label_bucket(
     if rates.of(config, "item"):
         of_items["item_labels"] = rates.of_key(made.past_labels, "item")
     for kind, rows in of_items.items():
-        for keyed in spread(carrier, rows, plan.buckets, kind, number, key="item"):
+        for keyed in spread(carrier, rows, plan.item_buckets, kind, number, key="item"):
             yield "of_items", keyed
     if negatives is not None:
         shown = catalogue.shown_items(made.shown, negatives, config)
-        found = spread(carrier, shown, plan.buckets, "shown", number, key="item")
+        found = spread(carrier, shown, plan.item_buckets, "shown", number, key="item")
         # An empty parcel says at least which columns there are.
         for keyed in found or [(0, carrier.whole(shown, "shown", number))]:
             yield "shown", keyed

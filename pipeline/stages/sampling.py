@@ -104,7 +104,7 @@ def sample_bucket(
         questions = rows.select(
             "item", time=times, at=pl.int_range(pl.len()), user=pl.lit(number, pl.Int64)
         )
-        for keyed in spread(carrier, questions, plan.buckets, "asked", number, key="item"):
+        for keyed in spread(carrier, questions, plan.item_buckets, "asked", number, key="item"):
             yield "of_items", keyed
     made = len(rows) - len(kept)
     facts = SampleFacts(

@@ -98,6 +98,26 @@ def test_a_tiny_budget_changes_no_example(counting, tmp_path, monkeypatch, read_
         assert (tmp_path / "small" / name).read_text() == (tmp_path / "plain" / name).read_text()
 
 
+def test_buckets_of_items_stay_few(counting, tmp_path, monkeypatch, read_examples):
+    """Each bucket of users writes a parcel for each of items: their number must not be a square."""
+    write_log(tmp_path / "log")
+    run, made = job._run_beam, []
+
+    def watched(shards, planned, *rest):
+        made.append(planned.item_buckets)
+        run(shards, planned, *rest)
+
+    monkeypatch.setattr(job, "_run_beam", watched)
+    for buckets_ in (2, 100):
+        config = counting(**{"pipeline.buckets": buckets_})
+        job.run(config, tmp_path / "log", tmp_path / f"{buckets_}")
+    assert made == [2, 64]
+    few, many = (read_examples(tmp_path / name) for name in ("2", "100"))
+    assert few.equals(many)
+    one, other = (tables(tmp_path / name) for name in ("2", "100"))
+    assert all(one[name].equals(other[name]) for name in one)
+
+
 @pytest.mark.parametrize("files", [True, False])
 def test_a_bucket_is_divided_down_to_one_user(files, tmp_path):
     rows = pl.DataFrame(
