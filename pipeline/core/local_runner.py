@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from multigate.pipeline.core.runner import import_beam
@@ -31,6 +32,8 @@ from apache_beam.runners.runner import (  # noqa: E402
 )
 
 _WHOLE = (beam.Create, beam.Reshuffle, beam.GroupByKey, beam.CombinePerKey, beam.CombineGlobally)
+
+_WAITING = 1024  # calls: each costs a kilobyte while it waits, and a large log has many parcels
 
 Parallel = Callable[..., Iterable[Any]]
 """`map`, several calls at a time."""
@@ -81,8 +84,14 @@ class _Done(PipelineResult):
 @contextmanager
 def _threads(workers: int) -> Iterator[Parallel]:
     pool = ThreadPoolExecutor(workers, thread_name_prefix="pipeline")
+
+    def parallel(function: Callable[[Any], Any], elements: Iterable[Any]) -> Iterator[Any]:
+        rest = iter(elements)
+        while some := list(islice(rest, _WAITING)):
+            yield from pool.map(function, some)
+
     try:
-        yield pool.map
+        yield parallel
     finally:
         pool.shutdown(cancel_futures=True)
 

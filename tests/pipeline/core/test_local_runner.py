@@ -1,12 +1,14 @@
 """The local runner against Beam's own, and what it does with failures and unknown steps."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
+from multigate.pipeline.core import local_runner
 from multigate.pipeline.core.local_runner import LocalRunner
 from multigate.pipeline.core.runner import local_options
 
@@ -98,6 +100,21 @@ def test_a_failure_is_raised_as_it_is_and_ends_the_work():
     assert type(raised.value) is OSError
     assert not hasattr(raised.value, "_tagged_with_step")
     assert len(begun) < 1000
+
+
+def test_few_calls_wait_at_a_time(monkeypatch):
+    """Each takes a kilobyte while it waits, and a large log has some 100,000 parcels."""
+    made, done = [], []
+    submit = ThreadPoolExecutor.submit
+    monkeypatch.setattr(local_runner, "_WAITING", 10)
+    monkeypatch.setattr(
+        ThreadPoolExecutor, "submit", lambda *call: made.append(len(done)) or submit(*call)
+    )
+    with beam.Pipeline(runner=LocalRunner()) as pipeline:
+        pipeline | beam.Create(range(100), reshuffle=False) | beam.Map(done.append)
+    assert len(done) == 100
+    # The calls before this one, less those that were done by then.
+    assert max(number - finished for number, finished in enumerate(made)) < 10
 
 
 def test_a_step_that_it_does_not_know_is_refused():
