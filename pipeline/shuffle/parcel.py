@@ -16,7 +16,7 @@ import itertools
 import json
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 _HEADER = struct.Struct("<I")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)  # a run holds one for each pair of buckets
 class Parcel:
     """Some rows that travel together."""
 
@@ -65,7 +65,7 @@ class Parcel:
 
     def encode(self) -> bytes:
         """A header in JSON and, where the rows travel along, an Arrow IPC stream (LZ4)."""
-        values = {name: value for name, value in vars(self).items() if name != "table"}
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "table"}
         header = json.dumps(values).encode()
         found = _HEADER.pack(len(header)) + header
         if self.table is None:
