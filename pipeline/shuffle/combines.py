@@ -50,9 +50,15 @@ class AddCounts(beam.CombineFn):
         return accumulator if table is None else self.merge_accumulators([accumulator, [table]])
 
     def merge_accumulators(self, accumulators: Iterable[list[pl.DataFrame]]) -> Any:
-        """Take the tables of all."""
+        """Take the tables of all.
+
+        They are added up once they hold as many rows as what they are added to: ids that each
+        table has alone, such as users, are else sorted as often as there are tables.
+        """
         tables = [table for accumulator in accumulators for table in accumulator]
-        return tables if len(tables) < _PENDING else [add_counts(tables)]
+        lengths = [len(table) for table in tables]
+        few = len(tables) < _PENDING or sum(lengths) < 2 * max(lengths)
+        return tables if few else [add_counts(tables)]
 
     def extract_output(self, accumulator: list[pl.DataFrame]) -> pl.DataFrame | None:
         """Add up what is left."""

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from multigate.pipeline.core.counts import add_counts
+from multigate.pipeline.shuffle import combines
 from multigate.pipeline.shuffle.combines import AddCounts, ParcelCoder, beam
 from multigate.pipeline.shuffle.parcel import InBeam, LocalFiles, Parcel, in_order
 
@@ -110,3 +112,20 @@ def test_counts_add_up_in_any_order_and_grouping(values, random):
     together = [value for some in values for value in some]
     expected = {value: together.count(value) for value in sorted(set(together))}
     assert found.rows() == list(expected.items())
+
+
+def test_counts_of_ids_that_each_table_has_alone_are_seldom_added(monkeypatch):
+    """Users are in one bucket each: 512 tables of them must not be sorted 34 times."""
+    sorted_rows = []
+
+    def watched(tables_):
+        sorted_rows.append(sum(map(len, tables_)))
+        return add_counts(tables_)
+
+    monkeypatch.setattr(combines, "add_counts", watched)
+    tables_ = [
+        pl.DataFrame({"value": range(at, 5120, 512), "count": [1] * 10}) for at in range(512)
+    ]
+    found = AddCounts().apply(tables_)
+    assert found["value"].to_list() == list(range(5120))
+    assert sum(sorted_rows) < 4 * 5120
