@@ -146,22 +146,6 @@ def test_flink_makes_the_same(here, same_folders, make_on, tmp_path):
     same_folders(tmp_path / "out", expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("ci", "ends"), [("true", "1 failed"), ("", "1 skipped")])
-def test_a_missing_tool_fails_in_continuous_integration(ci, ends, tmp_path):
-    test = f"{__file__}::{test_flink_makes_the_same.__name__}"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "slow", test],
-        cwd=ROOT,
-        env=os.environ | {"CI": ci, "PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "Flink was not run: java and mvn not installed" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith(ends)
-
-
 OWN_DISK = """#!/bin/sh
 exec unshare --mount sh -ec '
 mount --rbind "{folder}" "{folder}"

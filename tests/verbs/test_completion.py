@@ -100,10 +100,8 @@ end
 
 
 @pytest.mark.parametrize(("shell", "options", "code"), [("zsh", "-f", ZSH), ("fish", "-N", FISH)])
-def test_other_shells_complete(shell, options, code, tmp_path, capsys):
-    program = shutil.which(shell)
-    if program is None:
-        pytest.skip(f"{shell} is not installed")
+def test_other_shells_complete(shell, options, code, lacking, tmp_path, capsys):
+    program = shutil.which(shell) or lacking(f"{shell} is not installed")
     path = tmp_path / "script"
     path.write_text(script(shell, capsys))
     lines = " ".join(f"'{line}'" for line in CASES)

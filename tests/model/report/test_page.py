@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 from multigate.model.assessment.assess import assess
 from multigate.model.baselines.lightgbm_baseline import fit
@@ -255,23 +256,22 @@ def test_the_pipelines_report_is_shown_where_there_is_one(found: Any, tmp_path: 
     write(tmp_path / "r.html", found | {"data": {}})  # an older report may lack any of it
 
 
-def chromium() -> str:
+@pytest.fixture
+def chromium(lacking: Any) -> str:
+    """The browser's path."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        pytest.skip("no Chromium on this machine")
-    return path
+    return path or lacking("Chromium is not installed")
 
 
 @pytest.mark.slow
-def test_in_a_browser(found: Any, tmp_path: Path) -> None:
+def test_in_a_browser(found: Any, chromium: str, tmp_path: Path) -> None:
     """Renders without a message, fits a phone's width, and follows the reader's colours."""
-    sync = pytest.importorskip("playwright.sync_api").sync_playwright
     pages = {1: with_tasks(found, ["alone"]), 3: found}
     pages[20] = with_tasks(found, [f"task_{n}" for n in range(20)])
     for tasks, changed in pages.items():
         write_report(tmp_path / f"{tasks}.html", changed)
-    with sync() as play:
-        browser = play.chromium.launch(executable_path=chromium())
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium)
         for width, scheme, ground in (
             (390, "dark", "rgb(20, 20, 22)"),
             (1280, "light", "rgb(250, 249, 247)"),
