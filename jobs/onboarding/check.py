@@ -65,7 +65,7 @@ def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
         "sample": sample.rows,
         "log": sample.log_rows,
         "whole": sample.whole,
-        "rejected": sum(one.rows for one in sample.bad),
+        "rejected": sample.rejected,
     }
     progress.step("side tables")
     side_tables = _side_tables(config, data, found)
@@ -163,19 +163,19 @@ def _check_log(config: Config, data: Place, sample: Sample, found: Checked) -> N
     for problem in (drift.changed_type(config, facts), _wrong_unit(config, sample)):
         if problem is not None:
             found.fail("pipeline.log", problem)
-    rejected = sum(one.rows for one in sample.bad)
     allowed = config.pipeline.max_reject_rate
-    fails = rejected > allowed * sample.rows or rejected == sample.rows
+    fails = sample.reject_rate > allowed or sample.rejected == sample.rows
     for one in sample.bad[:10]:
         share = f"{one.rows} of {sample.rows} rows ({one.rows / sample.rows:.1%})"
-        message = f"line {one.line}: {one.reason}; received {one.value!r}"
+        received = repr(one.value) if one.value or not one.column else "an empty cell"
+        message = f"line {one.line}: {one.reason}; received {received}"
         message += f" in column {one.column!r}" if one.column else ""
         message += f"; {share}{_advice(one, config)}"
         found.findings.append(Finding(fails, one.file, message))
     if fails:
         found.fail(
             "pipeline.max_reject_rate",
-            f"{rejected} of {sample.rows} rows are rejected ({rejected / sample.rows:.1%}); "
+            f"{sample.rejected} of {sample.rows} rows are rejected ({sample.reject_rate:.1%}); "
             f"{allowed:.1%} are allowed; raise it if such rows may be left out",
         )
     events: Counter[str] = Counter()
@@ -196,7 +196,7 @@ def _wrong_unit(config: Config, sample: Sample) -> str | None:
 def _advice(one: BadValue, config: Config) -> str:
     """What to do about a bad value, where it is known."""
     name, _, reason = one.reason.partition(": ")
-    if name == "time" and one.value not in ("", "None"):
+    if name == "time" and one.value:
         unit = roles(config, False)[1]
         zone = config.pipeline.log.time_zone
         for other in ("s", "ms", "us", "iso"):

@@ -41,7 +41,12 @@ class Sample:
     events: pl.DataFrame
     """Typed, in the order that the pipeline labels them in."""
     rows: int
-    """Rows that were read, rejects included."""
+    """Rows that were looked at, rejects included; those of a file that is read for impressions and
+    for feedback once."""
+    rejected: int
+    """Of `rows`."""
+    reject_rate: float
+    """The share of rejects as the pipeline counts them: rows of such a file twice."""
     bad: tuple[BadValue, ...]
     facts: tuple[ShardFacts, ...]
     """What the pipeline's own checks of a log look at."""
@@ -66,7 +71,10 @@ def read_sample(config: Config, data: Place, rows: int) -> Sample:
         DataError: no such folder, or no file for a pattern.
     """
     shards = inputs.shards(config, data)
-    chosen = shards[:: -(-len(shards) // _MOST_FILES)]
+    # Of both sides alike: feedback needs the impressions of its day.
+    step = -(-len(shards) // _MOST_FILES)
+    sides = ([one for one in shards if one.feedback == side] for side in (False, True))
+    chosen = [one for side in sides for one in side[::step]]
     started = time.process_time()
     parts = [
         _read_head(number, shard, config, -(-rows // len(chosen)))
@@ -85,13 +93,25 @@ def read_sample(config: Config, data: Place, rows: int) -> Sample:
     ended = [(part, one) for part, one in zip(parts, chosen, strict=True) if part.whole]
     known = sum(one.size for _, one in ended)
     rate = sum(part.facts.rows for part, _ in ended) / known if known else None
+    rows_of = {part.facts.file: part.facts.rows for part in parts}
+    files = {shard.name: shard for shard in shards}
+    looked_at = sum(rows_of.values())
+    rejects: dict[tuple[str, str], int] = {}
+    for part in parts:
+        for reason, count in part.facts.reasons.items():
+            where = reason, part.facts.file
+            rejects[where] = max(count, rejects.get(where, 0))
     return Sample(
         events=events,
-        rows=read,
-        bad=_by_reason(one for part in parts for one in part.bad),
+        rows=looked_at,
+        rejected=sum(rejects.values()),
+        reject_rate=sum(sum(part.facts.reasons.values()) for part in parts) / max(read, 1),
+        bad=_by_reason((one for part in parts for one in part.bad), rejects),
         facts=tuple(part.facts for part in parts),
         whole=whole,
-        log_rows=read if whole else max(read, sum(_rows(config, s, width, rate) for s in shards)),
+        log_rows=looked_at
+        if whole
+        else max(looked_at, sum(_rows(config, s, width, rate) for s in files.values())),
         seconds=seconds,
     )
 
@@ -175,7 +195,8 @@ def _bad_values(
         if at is None or column not in chunk.frame.columns:
             column, value = "", text
         else:
-            value = str(chunk.frame[column][at])
+            given = chunk.frame[column][at]
+            value = "" if given is None else str(given)
         found.append(BadValue(shard.name, line, str(reason[0]), len(group), column, value[:80]))
     return found
 
@@ -189,13 +210,18 @@ def _column(name: str, config: Config, feedback: bool) -> str:
     return name if feature is None else feature.column or name
 
 
-def _by_reason(bad: Iterable[BadValue]) -> tuple[BadValue, ...]:
+def _by_reason(
+    bad: Iterable[BadValue], rejects: dict[tuple[str, str], int]
+) -> tuple[BadValue, ...]:
     """The first row of each reason, with the rows of all files; the most frequent one first."""
-    found: dict[str, BadValue] = {}
+    first: dict[str, BadValue] = {}
     for one in bad:
-        first = found.get(one.reason)
-        found[one.reason] = one if first is None else replace(first, rows=first.rows + one.rows)
-    return tuple(sorted(found.values(), key=lambda one: -one.rows))
+        first.setdefault(one.reason, one)
+    rows: Counter[str] = Counter()
+    for (reason, _), count in rejects.items():
+        rows[reason] += count
+    found = (replace(one, rows=rows[one.reason]) for one in first.values())
+    return tuple(sorted(found, key=lambda one: -one.rows))
 
 
 def _rows(config: Config, shard: Shard, width: float, rate: float | None) -> int:

@@ -114,3 +114,43 @@ def test_each_visit_is_one_example_with_what_came_of_it(music, tmp_path):
         until = known["at"].max()
         told = log.filter((pl.col("what") == kind) & (pl.col("at") <= until))
         assert abs(known[f"label/{kind}"].sum() - len(told)) < 0.05 * len(told)
+
+
+def test_rows_that_are_read_as_impressions_and_as_feedback_count_once(music):
+    made, folder = music
+    found = check(made.config(), folder)
+    rows = len(heard())
+    assert found.facts["rows"] == {"sample": rows, "log": rows, "whole": True, "rejected": 0}
+
+
+def test_of_many_files_those_of_the_same_days_are_impressions_and_feedback(music, tmp_path):
+    """34 files on each side are more than a sample reads of both."""
+    made, _ = music
+    log = heard().sort("at", maintain_order=True)
+    days = made.config()
+    for part in range(34):
+        rows = log.slice(part * len(log) // 34, (part + 1) * len(log) // 34 - part * len(log) // 34)
+        rows.write_csv(tmp_path / f"log-{part:02d}.csv")
+    pattern = {"files": ("*.csv",)}
+    feedback = days.pipeline.log.feedback.model_copy(update=pattern)
+    read = days.pipeline.log.model_copy(update={**pattern, "feedback": feedback})
+    pipeline = days.pipeline.model_copy(update={"log": read})
+    found = check(days.model_copy(update={"pipeline": pipeline}), tmp_path)
+    share = (log["what"] == "play").sum() / log["what"].is_in(["play", "skip"]).sum()
+    assert found.facts["tasks"]["play"]["mean"] == pytest.approx(share, abs=0.05)
+
+
+def test_an_empty_cell_is_called_one(music, tmp_path):
+    made, _ = music
+    log = heard().sort("at", maintain_order=True)
+    log.with_columns(at=pl.when(pl.int_range(len(log)) % 50 > 0).then("at")).write_csv(
+        tmp_path / "log.csv"
+    )
+    found = check(made.config(), tmp_path)
+    empty = -(-len(log) // 50)
+    assert found.facts["rows"]["rejected"] == empty
+    [line] = [one.message for one in found.findings if one.where == "log.csv"]
+    assert line == (
+        f"line 2: time: missing; received an empty cell in column 'at'; {empty} of {len(log)} rows "
+        f"({empty / len(log):.1%})"
+    )
