@@ -35,6 +35,10 @@ def pipeline_section(
     """
     time = roles.time
     columns = {"time": time.column.name, "user": roles.user, "item": roles.item}
+    if roles.is_stranger and roles.event is None:
+        del columns["user"]
+    elif roles.is_stranger:
+        columns["user"] = roles.item  # feedback belongs to the last impression of its item
     for role in ("event", "session", "request"):
         value = getattr(roles, role)
         if value is not None and (roles.event is not None or role == "request"):
@@ -87,8 +91,10 @@ def pipeline_section(
         )
     if roles.visits is not None:
         found["collapse"] = roles.visits.within
+        whose = "item" if roles.is_stranger else "user and item"
         made.notes["pipeline.collapse"] = (
-            "rows of the same user and item within this time are of one visit"
+            f"rows of the same {whose} within this time are of one visit"
+            + (", whoever's they are" if roles.is_stranger else "")
         )
     elif roles.event is not None and _repeats(roles) > 0.005:
         found["collapse"] = "30s"

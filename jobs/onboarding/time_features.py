@@ -106,6 +106,8 @@ def features_over_time(
     for task in labels.of_items:
         known = {"of": "item", "task": task, "strength": _ONE_TELLS}
         found[f"item_{task}"] = {"kind": "number", "side": "item", "label_mean": known}
+    if roles.is_stranger:  # who has no past has none to count
+        found = {name: one for name, one in found.items() if one["side"] != "user"}
     free: dict[str, Any] = {}
     for name, feature in found.items():
         free[snake(name, {**features, **free, **labels.tasks})] = feature
@@ -137,6 +139,9 @@ def past_rates(
 
     A list's first value is a category; it is added to the features.
     """
+    if roles.is_stranger:
+        made.notes["contract.rates"] = "how the past labels of items came out"
+        return {"of": ["item"], "tasks": "all"}
     of: list[Any] = ["user", "item"]
     kinds = {
         name: feature

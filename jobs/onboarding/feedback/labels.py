@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from multigate.configs.contract import VISIT
 from multigate.jobs.onboarding.tables.columns import Column
 
 SATISFIED = (
@@ -41,6 +42,7 @@ SMALL = 12
 _TOPS = (10, 100)  # of scales of many steps
 _SCALES = r"rating|review|satisf|zufried|csat|stars|vote"  # a rate may be of anything
 DECIDED = 0.95
+_RESERVED = ("score", "self", "task_weights", "user_index", VISIT)
 
 
 @dataclass
@@ -76,7 +78,7 @@ def snake(text: str, taken: Any = ()) -> str:
     if not name[0].isalpha():
         name = f"c_{name}"
     free, at = name, 2
-    while free in taken or free in ("score", "self", "task_weights", "user_index"):
+    while free in taken or free in _RESERVED:
         free, at = f"{name}_{at}", at + 1
     return free
 

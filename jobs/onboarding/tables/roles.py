@@ -31,6 +31,7 @@ from multigate.jobs.onboarding.tables.event_types import event_types
 from multigate.jobs.onboarding.tables.guests import FEW_GUESTS, crowd, of_the_crowd, stand_in
 from multigate.jobs.onboarding.tables.outcomes import needs, tells
 from multigate.jobs.onboarding.tables.raw import Table, key_of
+from multigate.jobs.onboarding.tables.strangers import with_strangers
 from multigate.jobs.onboarding.tables.visits import Visits, find_visits, with_openings
 from multigate.pipeline.read.derive import first_present
 from multigate.pipeline.read.json_lines import as_text
@@ -62,6 +63,8 @@ class Roles:
     time: Times
     user: str
     item: str
+    is_stranger: bool = False
+    """Whether no column names users or groups of them: `user` holds one for each visit."""
     session: str | None = None
     request: str | None = None
     event: str | None = None
@@ -92,10 +95,9 @@ class Roles:
 
     @property
     def grouped(self) -> bool:
-        """Whether no column names single users: the user is a group of them."""
-        return self.columns[self.user].distinct < _FEW_USERS or "join" in self.derive.get(
-            self.user, {}
-        )
+        """Whether no column names single users: the user is a group of them, or unknown."""
+        few = self.columns[self.user].distinct < _FEW_USERS
+        return self.is_stranger or few or "join" in self.derive.get(self.user, {})
 
     @property
     def span(self) -> timedelta:
@@ -134,7 +136,7 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
     ids = _ids(columns, taken)
     if len(ids) < 2:  # so few items that numbers of them look like steps of a scale
         ids = _ids(columns, taken, fewest=3)
-    if len(ids) < 2:
+    if not ids:
         lists = [name for name, column in columns.items() if column.is_list]
         hint = (
             f"; {', '.join(map(repr, lists))} holds lists: write one row for each item of a list"
@@ -142,8 +144,8 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
             else ""
         )
         raise DataError(
-            f"{', '.join(log.files)}: expected a column of users and one of items, whose values "
-            f"repeat; found {', '.join(ids) or 'none'} among {', '.join(columns)}{hint}"
+            f"{', '.join(log.files)}: expected a column of items, and one of users where they are "
+            f"known, whose values repeat; found none among {', '.join(columns)}{hint}"
         )
     given, crowds = (frame, columns), _crowds(frame, columns, ids, taken)
     for name, word in crowds.items():
@@ -153,22 +155,36 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
     groups = [name for name in ids if _is_group(frame, columns, name, ids)]
     apart = {*groups, *guests.values()}
     roots = _roots(frame, columns, [name for name in ids if name not in apart])
-    if len(roots) < 2:
+    is_stranger = len(roots) < 2 and (len(ids) < 2 or _is_item(frame, roots[0]))
+    if len(roots) < 2 and not is_stranger:
         roots += sorted((set(ids) - set(roots) - apart), key=lambda n: -columns[n].distinct)
-    if len(roots) < 2:
+    if len(roots) < 2 and not is_stranger:
         raise DataError(
             f"{', '.join(log.files)}: expected a column of users and one of items; of "
             f"{', '.join(ids)}, each decides the others"
         )
-    keys = [name for name in roots if any(key_of(one, columns[name]) for one in others)]
-    ranked = [*keys, *(name for name in roots if name not in keys)]
-    measures = _measures(frame, columns, roots)
-    names = [name for name in ranked if name in keys or name not in measures]
-    user, item, why = _user_and_item(frame, columns, names if len(names) > 1 else ranked, groups)
+    if is_stranger:
+        item, opens = roots[0], [str(impression)] if visits is None else visits.opens
+        frame, columns, user = with_strangers(frame, columns, item, event, opens)
+        why = (
+            "no column names users, nor groups of them, so that requests need none"
+            + ("" if event is None else ": feedback is that of its item's last impression"),
+            f"{columns[item].distinct} values",
+        )
+    else:
+        keys = [name for name in roots if any(key_of(one, columns[name]) for one in others)]
+        ranked = [*keys, *(name for name in roots if name not in keys)]
+        measures = _measures(frame, columns, roots)
+        names = [name for name in ranked if name in keys or name not in measures]
+        user, item, why = _user_and_item(
+            frame, columns, names if len(names) > 1 else ranked, groups
+        )
     for name in crowds.keys() - {user}:
         frame = frame.with_columns(given[0][name])
         columns[name] = given[1][name]
-    roles = Roles(frame, columns, time, user, item, seconds=log.seconds, derive=derive)
+    roles = Roles(
+        frame, columns, time, user, item, is_stranger, seconds=log.seconds, derive=derive
+    )
     roles.reasons["time"] = _time_reason(time)
     roles.reasons["user"], roles.reasons["item"] = why
     for name in groups:
@@ -194,7 +210,7 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
             first = f"one of {', '.join(map(repr, visits.opens))}"
         roles.reasons["event"] = (
             f"{columns[event].distinct} values; {follows:.0%} of the other rows follow {first} of "
-            "the same user and item"
+            + ("the same item within minutes" if is_stranger else "the same user and item")
         )
     if columns[user].distinct < _FEW_USERS:
         _join_user(roles)
@@ -460,6 +476,12 @@ def _roots(frame: pl.DataFrame, columns: dict[str, Column], ids: Sequence[str]) 
         if not any(decides(frame, other, name) >= DECIDES for other in found):
             found.append(name)
     return found
+
+
+def _is_item(frame: pl.DataFrame, root: str) -> bool:
+    """Whether a column that decides all others names an item: a request or a session is short."""
+    known = len(frame["__time"].drop_nulls()) > 0
+    return known and _span(frame, root, 0.5) > _SESSION
 
 
 def _user_and_item(
