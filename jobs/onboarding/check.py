@@ -22,6 +22,7 @@ from multigate.jobs.onboarding.check_features import (
     check_crowd,
     check_features,
     check_given_away,
+    check_outcomes,
     check_required,
 )
 from multigate.jobs.onboarding.cost import pipeline_cost, training_cost
@@ -109,6 +110,7 @@ def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
     progress.step("leaks and cost")
     check_alone(config, impressions, splits, found)
     check_given_away(config, impressions, found)
+    check_outcomes(config, impressions, found)
     share = len(impressions) / max(sample.rows, 1)
     training = float((splits == "train").mean() or 0.0)
     negatives = config.pipeline.negatives

@@ -10,7 +10,9 @@ from multigate.configs.contract import IdFeature, IdListFeature, NumberFeature, 
 from multigate.configs.files import LABEL, REQUEST, TIME
 from multigate.configs.sections.log import EventLog
 from multigate.configs.sections.nearest import listed
+from multigate.jobs.onboarding.feedback.afterwards import MAY_BE_OUTCOME, may_be_outcome
 from multigate.jobs.onboarding.findings import Checked
+from multigate.jobs.onboarding.tables.columns import look
 from multigate.jobs.onboarding.tables.guests import crowd, of_the_crowd
 from multigate.model.assessment.leaks import check_leaks
 from multigate.model.data.rows import Rows
@@ -150,6 +152,17 @@ def _check_context(config: Config, name: str, impressions: pl.DataFrame, found: 
             f"sends one value of a feature of the {feature.side}; if it is known of each "
             "candidate, set side: item; if it came of what the user did, leave it out",
         )
+
+
+def check_outcomes(config: Config, impressions: pl.DataFrame, found: Checked) -> None:
+    """Numbers of the log that may as well be what users then did; the log does not say which."""
+    rows, ids = impressions.sort(TIME), (config.contract.user, config.contract.item)
+    for name, feature in log_features(config).items():
+        if name not in rows.columns or not isinstance(feature, IdFeature | NumberFeature):
+            continue
+        column = look(name, rows[name])
+        if name not in ids and may_be_outcome(rows, ids, column):
+            found.warn(f"contract.features.{name}", f"suspect: {MAY_BE_OUTCOME}")
 
 
 def check_given_away(config: Config, impressions: pl.DataFrame, found: Checked) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import polars as pl
 
 from multigate.jobs.onboarding.drafted import Draft
+from multigate.jobs.onboarding.feedback.afterwards import MAY_BE_OUTCOME, may_be_outcome
 from multigate.jobs.onboarding.feedback.labels import Labels, snake
 from multigate.jobs.onboarding.feedback.propensity import of_the_policy
 from multigate.jobs.onboarding.tables.columns import (
@@ -29,6 +30,8 @@ _FEW_IDS = 20
 _LATE = 0.05  # of the rows
 _FAMILY = 5  # flags
 _CLIPPED = 0.01  # of the rows
+_SEVERAL = 0.5  # values, of the ids: each has several
+_RUNS = 3  # of one word, in the order of numbers
 CLIP = 3.0
 """`model.number_clip` of a draft."""
 
@@ -66,6 +69,9 @@ def column_features(
         if known.serial:
             made.left_out[name] = "it numbers the rows"
             continue
+        if name in roles.more_groups:
+            made.left_out[name] = "each of its values is of one visit, which does not come again"
+            continue
         column = look(name, known.raw if known.is_list else frame[name])
         if column.distinct == 0 and known.distinct > 1:
             made.left_out[name] = f"it is empty in rows of type {roles.impression!r}"
@@ -81,7 +87,10 @@ def column_features(
             late = _late(times.values, frame["__time"]) if is_decided else 1.0
             _add_age(found, times, side, why, late, labels, made)
             continue
-        _add(found, column, side, why, labels, made, ids=None)
+        if not is_decided and may_be_outcome(frame, (roles.user, roles.item), column):
+            why += f"; {MAY_BE_OUTCOME}"
+        each = frame.unique(getattr(roles, side), keep="first") if is_decided else None
+        _add(found, column, side, why, labels, made, ids=None, each=each)
     if labels.position is not None:
         column = roles.columns[labels.position]
         name = snake(column.name, {**labels.tasks, **found})
@@ -119,7 +128,7 @@ def column_features(
                     late = _late(of_rows["then"], of_rows["__time"])
                     _add_age(found, times, side, why, late, labels, made, source)
                     continue
-                _add(found, column, side, why, labels, made, ids=len(table.frame), source=source)
+                _add(found, column, side, why, labels, made, len(table.frame), table.frame, source)
     return found
 
 
@@ -279,9 +288,22 @@ def _add(
     labels: Labels,
     made: Draft,
     ids: int | None,
+    each: pl.DataFrame | None,
     source: str = "log",
 ) -> None:
-    """Add the feature of a column, or say why there is none."""
+    """Add the feature of a column, or say why there is none.
+
+    Args:
+        found: gets it.
+        column: of the log or of a side table.
+        side: whose feature it is.
+        why: it is that side's.
+        labels: the tasks.
+        made: gets the reasons.
+        ids: how many the side table has.
+        each: a row for each user or item that decides the column; None where none does.
+        source: of the column.
+    """
     name, place = _named(found, column, side, labels, source)
     reason = _useless(column, ids)
     unclear = (
@@ -325,7 +347,7 @@ def _add(
                 note += f"; {alike} differ from another one by capitals only, see derive: lower"
             if ids is None and column.distinct > 20:
                 feature["min_count"] = 5
-    elif _is_code(column):
+    elif _is_code(column) or (each is not None and _decides_words(each, column)):
         made_id = _id(column, name, side, **({"source": source} if source != "log" else {}))
         feature = made_id | lost
     else:
@@ -361,6 +383,34 @@ def _is_code(column: Column) -> bool:
     if not column.whole or column.flag or column.distinct > 60:
         return False
     return column.distinct <= 21 or column.distinct >= 0.95 * (column.highest - column.lowest + 1)
+
+
+def _decides_words(each: pl.DataFrame, column: Column) -> bool:
+    """Whether whole numbers name what has words of its own, as an employer has a country.
+
+    Of numbers that measure something, those of one word stand together, as prices of a class do.
+
+    Args:
+        each: a row for each user or item.
+        column: of it.
+    """
+    known = column.whole and not column.flag and column.number is not None
+    if not known or column.distinct > _SEVERAL * len(each):
+        return False
+    for name, values in each.to_dict().items():
+        if values.dtype != pl.String or name == column.name:
+            continue
+        words = values.n_unique()
+        if not 2 <= words < _SEVERAL * column.distinct:
+            continue
+        if decides(each, column.name, name) < DECIDES:
+            continue
+        number = pl.col(column.name).cast(pl.Float64, strict=False)
+        pairs = each.select(number=number, word=name).drop_nulls()
+        in_order = pairs.unique("number", keep="first").sort("number")["word"]
+        if int((in_order != in_order.shift()).sum()) > _RUNS * words:
+            return True
+    return False
 
 
 def _hardly_told(column: Column) -> str | None:

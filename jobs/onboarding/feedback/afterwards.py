@@ -11,13 +11,18 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from multigate.jobs.onboarding.feedback.labels import DECIDED, OUTCOME
+from multigate.jobs.onboarding.feedback.labels import DECIDED, OUTCOME, SMALL, TOPS
 from multigate.jobs.onboarding.tables.columns import Column, decides, look
 from multigate.jobs.onboarding.tables.outcomes import needed, needs, tells
 from multigate.jobs.onboarding.tables.roles import Roles
 
 _CARRIES = 0.5  # correlation of a running count with itself, a row of the user or item before
 _FEW = 100  # such rows
+_RARELY, _AT_THE_END = 0.5, 0.02  # of the rows
+MAY_BE_OUTCOME = (
+    "it differs from row to row of users and items as what users do: if it is not known when the "
+    "item is shown, leave it out, or make it a label"
+)
 
 
 @dataclass(frozen=True)
@@ -97,24 +102,54 @@ def sounds_measured(frame: pl.DataFrame, roles: Roles, name: str) -> bool:
     number = look(name, frame[name]).number
     if number is None or re.search(OUTCOME, name.lower()) is None:
         return False
-    return not carries_over(frame, roles, name)
+    return not carries_over(frame, (roles.user, roles.item), name)
 
 
-def carries_over(frame: pl.DataFrame, roles: Roles, name: str) -> bool:
+def carries_over(frame: pl.DataFrame, ids: Sequence[str], name: str) -> bool:
     """Whether a number goes with that of the row before, of the same user or the same item.
 
     Args:
         frame: rows of a log, in the order of time.
-        roles: of its columns.
+        ids: its columns of users and items.
         name: of the number's column.
     """
-    rows = frame.select(roles.user, roles.item, x=look(name, frame[name]).number).drop_nulls()
-    for by in (roles.user, roles.item):
+    rows = frame.select(*ids, x=look(name, frame[name]).number).drop_nulls()
+    for by in ids:
         pairs = rows.select("x", before=pl.col("x").shift().over(by)).drop_nulls()
         carried = pairs.select(pl.corr("x", "before", method="spearman").fill_nan(0.0)).item()
         if len(pairs) >= _FEW and float(carried or 0.0) > _CARRIES:
             return True
     return False
+
+
+def may_be_outcome(frame: pl.DataFrame, ids: Sequence[str], column: Column) -> bool:
+    """Whether a number may as well be what users then did, which no name and no flag beside it say.
+
+    It counts something rare, or is a scale of which many rows reach the end, such as a percent; it
+    is no flag; and neither users nor items decide it or carry it over from row to row.
+
+    Args:
+        frame: rows of a log, in the order of time.
+        ids: its columns of users and items.
+        column: of it.
+    """
+    numbers = column.number
+    if numbers is None or column.flag or column.distinct < 3 or column.lowest != 0:
+        return False
+    some = int((numbers > 0).sum())
+    counts = column.whole and _FEW <= some < _RARELY * column.rows
+    if not (counts or is_bounded(column)) or is_decided(frame, column, ids):
+        return False
+    return not carries_over(frame, ids, column.name)
+
+
+def is_bounded(column: Column) -> bool:
+    """Whether numbers of many values end at 1, 10 or 100, and many reach it, as percents do."""
+    numbers = column.number
+    if numbers is None or column.distinct <= SMALL or column.lowest < 0:
+        return False
+    ends = float((numbers == column.highest).mean() or 0.0)
+    return column.highest in TOPS and ends > _AT_THE_END
 
 
 def is_decided(frame: pl.DataFrame, column: Column, by: Sequence[str | None]) -> bool:

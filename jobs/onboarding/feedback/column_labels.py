@@ -50,6 +50,7 @@ from multigate.jobs.onboarding.tables.roles import Roles
 _SUMS = 0.8
 _OFTEN_SEEN, _MOSTLY_SEEN = 0.8, 0.5  # of the rows
 _KINDS = 50  # values
+_SAYS_THE_SAME = 0.95  # correlation of ranks
 _OFTEN = 300  # positives by which users that differ would show
 
 
@@ -145,10 +146,16 @@ def feedback_columns(roles: Roles) -> Labels:
             add_leak(found, column, flags)
     names = {flag.name: repr(flag.name) for flag in flags}
     of_groups = outcomes_of_groups(roles.frame, roles, names)
+    measured = _measured(roles, found)
     for column in roles.columns.values():
         if column.name in (*roles.named, *found.columns, found.position):
             continue
         counted = next((f for f in flags if _sums(roles, column, f)), None)
+        twin = next((told for told, one in measured.items() if _agrees(column, one)), None)
+        if twin is not None:
+            found.columns.add(column.name)
+            found.afterwards[column.name] = f"it says what {twin} says: known only afterwards"
+            continue
         why = (
             f"it goes with how many {counted.name!r} its own {roles.request!r} has, so that it can "
             "be known only afterwards"
@@ -176,6 +183,35 @@ def feedback_columns(roles: Roles) -> Labels:
             "shown and not taken"
         )
     return found
+
+
+def _measured(roles: Roles, found: Labels) -> dict[str, pl.Series]:
+    """What tasks tell of each row in numbers, (N,) in the order of the files, by what it is."""
+    told = {}
+    for task in found.tasks.values():
+        label = task["label"]
+        column = roles.columns.get(label.get("column", ""))
+        if column is None or column.number is None or column.distinct <= SMALL:
+            continue
+        told[repr(column.name)] = column.number
+        over = roles.columns.get(label.get("over", ""))
+        if over is not None and over.number is not None:
+            both = pl.DataFrame({"x": column.number, "y": over.number})
+            part = both.select(pl.col("x") / pl.col("y")).to_series()
+            told[f"{column.name!r} over {over.name!r}"] = part
+    return told
+
+
+def _agrees(column: Column, measured: pl.Series) -> bool:
+    """Whether a number rises with what was measured, where that is above 0, and is 0 elsewhere."""
+    if column.number is None or column.distinct <= SMALL:
+        return False
+    both = pl.DataFrame({"x": column.number, "y": measured}).fill_null(0.0)
+    taken = both.filter(pl.col("y") > 0)
+    alike = taken.select(pl.corr("x", "y", method="spearman").fill_nan(0.0)).item()
+    elsewhere = both.filter(pl.col("y") == 0)["x"]
+    none = not len(elsewhere) or float((elsewhere == 0).mean() or 0.0) > DECIDED
+    return len(taken) >= FEWEST and none and float(alike or 0.0) > _SAYS_THE_SAME
 
 
 def _parts(

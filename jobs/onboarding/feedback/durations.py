@@ -4,7 +4,7 @@ import re
 
 import polars as pl
 
-from multigate.jobs.onboarding.feedback.afterwards import carries_over
+from multigate.jobs.onboarding.feedback.afterwards import carries_over, is_bounded
 from multigate.jobs.onboarding.feedback.labels import (
     AVERSE,
     COUNTED,
@@ -13,6 +13,7 @@ from multigate.jobs.onboarding.feedback.labels import (
     FEWEST,
     SATISFIED,
     SMALL,
+    UNSCORED,
     WINDOW,
     Labels,
     snake,
@@ -25,6 +26,9 @@ _LEAK = 0.95
 _LITTLE, _SOME_LITTLE = 0.25, 0.1  # of an item's length, and of the rows that took no more
 _DAY = 86_400
 _LONG = 1000  # seconds, of which half of what users do lasts less
+_VERY_LONG = 3 * 3600  # seconds, which half of what users do never lasts
+_AS_PRICED = 0.95  # correlation of ranks
+_FEW_MISSING = 0.05  # of the rows
 
 
 def is_duration(column: Column, owner: Column | None) -> bool:
@@ -66,7 +70,9 @@ def is_part(roles: Roles, column: Column, length: Column) -> bool:
     """
     part = pl.DataFrame({"x": column.number, "y": length.number}).select(pl.col("x") / pl.col("y"))
     little = float((part.to_series() < _LITTLE).mean() or 0.0)
-    return little > _SOME_LITTLE and not carries_over(roles.frame, roles, column.name)
+    return little > _SOME_LITTLE and not carries_over(
+        roles.frame, (roles.user, roles.item), column.name
+    )
 
 
 def add_duration(
@@ -94,7 +100,7 @@ def add_duration(
         "type": "regression",
         "label": label,
         **({} if when is None else {"when": when}),
-        "transform": "log1p",
+        **({} if is_bounded(column) else {"transform": "log1p"}),
     }
     found.reasons[name] = (
         f"column {column.name!r} is above 0 only where {when} is 1"
@@ -102,6 +108,18 @@ def add_duration(
         else f"column {column.name!r} is a part of {length.name!r}, from little to all, and "
         "differs from row to row of users and items, so that it is measured afterwards"
     )
+    if is_bounded(column):
+        found.reasons[name] += (
+            f"; many values are {column.highest:g}, as of a percent or a scale: if it is a rating, "
+            "its group is satisfaction"
+        )
+    beside = _beside(roles, column) if main is not None else None
+    if beside is not None:
+        found.tasks[name]["weight"] = UNSCORED
+        found.reasons[name] += (
+            f"; it goes with {beside!r}, so that it tells what was taken, and not how it was liked"
+        )
+        return
     told = repr(column.name)
     if length is not None:
         # Seconds alone say how long the item is before they say how it was liked.
@@ -131,7 +149,26 @@ def add_duration(
     longest = float(positive.quantile(0.99) or 600.0) / (1000 if _are_ms(roles, column) else 1)
     most = roles.span.total_seconds() * WINDOW
     usable = [text for text, seconds in DELAYS if seconds <= min(most, _DAY)] or [DELAYS[0][0]]
-    found.wait = next((t for t, s in DELAYS if s >= longest and t in usable), usable[-1])
+    wait = next((t for t, s in DELAYS if s >= longest and t in usable), usable[-1])
+    found.wait = max(found.wait, wait, key=dict(DELAYS).__getitem__)
+
+
+def _beside(roles: Roles, column: Column) -> str | None:
+    """A number of all rows that goes with one of some rows, as an item's price with what was paid.
+
+    Values of both are in the order of the files.
+    """
+    for name, other in roles.columns.items():
+        if name == column.name or name in roles.named or other.number is None:
+            continue
+        if other.distinct <= SMALL or float((other.number > 0).mean() or 0.0) < 1 - _FEW_MISSING:
+            continue
+        both = pl.DataFrame({"x": column.number, "y": other.number}).filter(pl.col("x") > 0)
+        both = both.drop_nulls()
+        alike = both.select(pl.corr("x", "y", method="spearman").fill_nan(0.0)).item()
+        if len(both) >= FEWEST and float(alike or 0.0) > _AS_PRICED:
+            return name
+    return None
 
 
 def _are_ms(roles: Roles, column: Column) -> bool:
@@ -140,8 +177,8 @@ def _are_ms(roles: Roles, column: Column) -> bool:
         return False
     if re.search(r"(^|[^a-z])ms([^a-z]|$)|milli", column.name.lower()):
         return True
-    middle = _middle(column)
-    return roles.time.unit == "ms" and column.whole and middle >= _LONG
+    least = _LONG if roles.time.unit == "ms" else _VERY_LONG
+    return column.whole and _middle(column) >= least
 
 
 def _middle(column: Column) -> float:
@@ -230,4 +267,6 @@ def is_count(roles: Roles, column: Column) -> bool:
     if re.search(COUNTED, snake(column.name)) is None:
         return False
     done = int((numbers >= 1).sum())
-    return FEWEST <= done < 0.5 * column.rows and not carries_over(roles.frame, roles, column.name)
+    return FEWEST <= done < 0.5 * column.rows and not carries_over(
+        roles.frame, (roles.user, roles.item), column.name
+    )

@@ -18,6 +18,7 @@ from multigate.jobs.onboarding.feedback.labels import (
     FEWEST,
     SATISFIED,
     SMALL,
+    UNSCORED,
     WINDOW,
     Labels,
     is_scale,
@@ -31,7 +32,6 @@ from multigate.jobs.onboarding.tables.columns import DECIDES, Column, decides, l
 from multigate.jobs.onboarding.tables.outcomes import NEARLY_ALL
 from multigate.jobs.onboarding.tables.roles import Roles
 
-_UNSCORED = 0.2  # weight of the loss of a number that the combined score does not read
 _KEPT = 0.98  # of an event type's rows, which a label's window should hold
 _FEW_VALUES = 100  # of one event type, where several have some
 _SOON_AFTER = "1d"
@@ -110,7 +110,7 @@ def feedback_events(roles: Roles) -> Labels:
             "type": "regression",
             "label": {"rule": "dwell", "cap": _round_up(gap), "within": "1d", "ends": "other_item"},
             "transform": "log1p",
-            "weight": _UNSCORED,
+            "weight": UNSCORED,
         }
         found.reasons["dwell"] = (
             f"time to the next event on another item in the same {roles.session!r}; 80 % of them "
@@ -329,7 +329,7 @@ def _add_value(found: Labels, roles: Roles, name: str, told: dict[str, Column]) 
             "label": label,
         } | ({} if ends or one.lowest < 0 else {"transform": "log1p"})
         if not stars:
-            found.tasks[own]["weight"] = _UNSCORED
+            found.tasks[own]["weight"] = UNSCORED
         found.reasons[own] = (
             f"{one.rows} of the {count} values of {name!r} belong to {found.events[task]!r}"
         ) + (f", by name a scale up to {one.highest:g}" if is_named else "")

@@ -39,9 +39,12 @@ DELAYS = (
 )
 WINDOW = 0.1  # of the log's time: a tenth is for testing, whose last labels stay open
 SMALL = 12
-_TOPS = (10, 100)  # of scales of many steps
+TOPS = (1, 10, 100)
+"""The ends of scales of many steps, such as percents."""
 _SCALES = r"rating|review|satisf|zufried|csat|stars|vote"  # a rate may be of anything
 DECIDED = 0.95
+UNSCORED = 0.2
+"""Weight of the loss of a number that the combined score does not read."""
 _RESERVED = ("score", "self", "task_weights", "user_index", VISIT)
 
 
@@ -95,7 +98,7 @@ def is_scale(column: Column, kind: str = "") -> bool:
     if column.number is None or column.distinct <= SMALL:
         return False
     is_named = re.search(_SCALES, column.name.lower()) or re.search(SATISFIED, kind.lower())
-    return is_named is not None and column.lowest >= 0 and column.highest in _TOPS
+    return is_named is not None and column.lowest >= 0 and column.highest in TOPS[1:]
 
 
 def is_small(column: Column) -> bool:

@@ -62,9 +62,7 @@ def candidates(
             yield name, pairs
 
 
-def follows(
-    frame: pl.DataFrame, event: str, shown: Sequence[str], keys: tuple[str, ...]
-) -> float:
+def follows(frame: pl.DataFrame, event: str, shown: Sequence[str], keys: tuple[str, ...]) -> float:
     """Which share of the rows of other types have an earlier row of these, of the same keys.
 
     Of an item alone, one that is little earlier: others have the same item.

@@ -73,6 +73,8 @@ class Roles:
     visits: Visits | None = None
     """How events make visits, where no type is an impression: the frame has a row for each."""
     weight: str | None = None
+    more_groups: frozenset[str] = frozenset()
+    """Columns that name requests or sessions of users beside those that have the role."""
     seconds: frozenset[str] = frozenset()
     """Columns whose numbers are seconds, because the log spells them as durations."""
     derive: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -182,9 +184,7 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
     for name in crowds.keys() - {user}:
         frame = frame.with_columns(given[0][name])
         columns[name] = given[1][name]
-    roles = Roles(
-        frame, columns, time, user, item, is_stranger, seconds=log.seconds, derive=derive
-    )
+    roles = Roles(frame, columns, time, user, item, is_stranger, seconds=log.seconds, derive=derive)
     roles.reasons["time"] = _time_reason(time)
     roles.reasons["user"], roles.reasons["item"] = why
     for name in groups:
@@ -193,7 +193,9 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
         lasts = _span(frame, name, 0.9)
         unknown = not frame["__time"].drop_nulls().len()
         what = "request" if (unknown or lasts <= _REQUEST) and event is None else "session"
-        if getattr(roles, what) is None:
+        if getattr(roles, what) is not None:
+            roles.more_groups |= {name}
+        else:
             setattr(roles, what, name)
             roles.reasons[what] = (
                 f"each of its {columns[name].distinct} values belongs to one user and "

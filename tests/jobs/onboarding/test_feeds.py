@@ -125,6 +125,49 @@ def test_a_count_of_what_the_user_then_did_is_a_label_by_its_name(tmp_path):
     assert (task["type"], task["at_least"], task["score_weight"]) == ("binary", 1, 1)
 
 
+SUSPECT = "if it is not known when the item is shown, leave it out, or make it a label"
+
+
+def suspects(made: Draft, folder: Path) -> set[str]:
+    """Features that `check` suspects; the draft's comments must name the same ones."""
+    found = check(made.config(), folder)
+    said = {one.where for one in found.findings if SUSPECT in one.message}
+    assert said == {key for key, note in made.notes.items() if SUSPECT in note}
+    return {where.rpartition(".")[2] for where in said}
+
+
+def test_a_count_by_a_name_that_says_nothing_is_a_suspect(tmp_path):
+    frame = watched().rename(HIDDEN)
+    made = drafted(frame, tmp_path / "log")
+    assert suspects(made, tmp_path / "log") == {HIDDEN["comment_count"]}
+
+
+def test_a_percent_by_a_name_that_says_nothing_is_a_suspect(tmp_path):
+    """Nothing beside it says how much of the item was taken, and no flag needs it."""
+    percent = (100 * pl.col("watch_time_ms") / pl.col("length_ms")).round()
+    frame = watched().with_columns(c13=percent).drop("watch_time_ms", "comment_count", "length_ms")
+    made = drafted(frame, tmp_path / "log")
+    assert suspects(made, tmp_path / "log") == {"c13"}
+
+
+def test_a_percent_beside_the_time_that_it_is_made_of_is_no_feature(tmp_path):
+    percent = (100 * pl.col("watch_time_ms") / pl.col("length_ms")).round()
+    made = drafted(watched().with_columns(c13=percent), tmp_path / "log")
+    assert "c13" not in reads(made)
+    assert "'watch_time_ms' over 'length_ms'" in made.left_out["c13"]
+
+
+def test_a_percent_of_those_that_have_one_is_a_task_of_its_own_scale(tmp_path):
+    """Whether it is a rating or a share, its name does not say: no logarithm, and it asks."""
+    draw = random.Random(9)
+    taken = [min(draw.randrange(1, 160), 100) for _ in range(len(watched()))]
+    given = pl.when(pl.col("liked") == 1).then(pl.Series(taken))
+    made = drafted(watched().with_columns(c13=given), tmp_path / "log")
+    task = made.values["contract"]["tasks"]["c13"]
+    assert (task["type"], task["when"], task.get("transform")) == ("regression", "liked", None)
+    assert "if it is a rating" in made.notes["contract.tasks.c13"]
+
+
 def test_a_count_so_far_of_an_item_stays_a_feature(tmp_path):
     frame = watched().with_columns(comment_count=pl.col("comment_count").cum_sum().over("video"))
     made = drafted(frame, tmp_path / "log")
