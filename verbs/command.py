@@ -31,6 +31,7 @@ _AT_ONCE = (
     "the same command removes"
 )
 _BROKEN_PIPE = 128 + signal.SIGPIPE  # as of a program that the signal ends
+_KINDS = {"int": "a whole number", "float": "a number"}
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
@@ -209,17 +210,31 @@ def _done(result: Any) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are one line, which names the nearest option or value."""
+    """A parser whose mistakes are one line, which names the nearest option or value.
+
+    `--model-name` and `--model_name` are one option.
+    """
 
     _given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; what it does not know is told here, where the options are known."""
-        self._given = sys.argv[1:] if args is None else args
-        found, unknown = super().parse_known_args(args, namespace)
+        self._given = self._spelled(sys.argv[1:] if args is None else args)
+        found, unknown = super().parse_known_args(self._given, namespace)
         if unknown:
             self.error(f"unexpected arguments: {' '.join(unknown)}")
         return found, unknown
+
+    def _spelled(self, given: Sequence[str]) -> list[str]:
+        """The words of the command line, with options as they are defined."""
+        known = {one.replace("_", "-"): one for one in self._option_string_actions}
+        words: list[str] = []
+        for at, word in enumerate(given):
+            if word == "--":
+                return [*words, *given[at:]]
+            name, equals, value = word.partition("=")
+            words.append(known.get(name.replace("_", "-"), name) + equals + value)
+        return words
 
     def error(self, message: str) -> NoReturn:
         """Tell a mistake in one line, a misspelt option before what it entails."""
@@ -227,6 +242,7 @@ class _Parser(argparse.ArgumentParser):
 
         known = [name for name in self._option_string_actions if name.startswith("--")]
         choice = re.fullmatch(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", message, re.S)
+        value = re.fullmatch(r"(.*): invalid (int|float) value: (.*)", message, re.S)
         unknown = self._unknown_option()
         if unknown is not None:
             message = f"unknown option {unknown}; {did_you_mean(unknown, known)}"
@@ -235,6 +251,9 @@ class _Parser(argparse.ArgumentParser):
             names = re.findall(r"'([^']*)'", listed)
             message = f"{where}: expected one of {', '.join(names)}; received {received!r}; "
             message += did_you_mean(received, names)
+        elif value is not None:
+            where, kind, received = value.groups()
+            message = f"{where}: expected {_KINDS[kind]}; received {received}; "
         else:
             message += "; "
         print(f"error: {self.prog}: {message}`{self.prog} --help` says more", file=sys.stderr)

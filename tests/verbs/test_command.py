@@ -168,3 +168,18 @@ def test_every_option_says_what_it_is(verb):
             elif not action.help:
                 silent.append(f"{one.prog} {action.dest}")
     assert silent == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "serve --model-name m --model-base-path=gone --rest-api-port 1",
+        "serve --model_name m --model_base_path=gone --rest_api_port 1",
+        "examples --config gone-too --data gone --out out_a --max-reject-rate 0.1",
+    ],
+)
+def test_words_of_options_are_joined_by_either_sign(line, capfd, tmp_path, monkeypatch):
+    """What follows an option keeps its own signs."""
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    assert one_line(capfd.readouterr().err).startswith("error: gone")

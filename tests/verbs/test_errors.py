@@ -211,7 +211,11 @@ def test_a_misspelt_option(verb, words, capfd):
         ("train --confg=c", r"multigate train: unknown option --confg; did you mean '--config'"),
         ("train --config c", "multigate train: .* required: --examples, --out"),
         ("check --config demo more", "multigate check: unexpected arguments: more"),
-        ("rank --model m --items a --limit ten", "argument --limit: invalid int value: 'ten'"),
+        (
+            "rank --model m --items a --limit ten",
+            "argument --limit: expected a whole number; received 'ten'",
+        ),
+        ("serve --model-naem m", "unknown option --model-naem; did you mean '--model_name'"),
         ("", "multigate: .* required: VERB"),
     ],
 )
