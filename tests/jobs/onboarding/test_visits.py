@@ -1,14 +1,21 @@
 """`multigate init` on logs of events of which no type is an impression, such as `play`, `skip`."""
 
 import random
+from datetime import date
 from pathlib import Path
 
 import polars as pl
 import pytest
 
+from multigate.configs.config import Config
+from multigate.configs.files import LABEL, SPLITS
+from multigate.configs.sections.base import parse
+from multigate.jobs.night.night import Night
+from multigate.jobs.night.stages import pipeline
 from multigate.jobs.onboarding.check import check
 from multigate.jobs.onboarding.draft import draft
 from multigate.jobs.onboarding.drafted import Draft
+from multigate.jobs.publication.base_folder import Base
 from multigate.pipeline import job
 
 START = 1_767_225_600
@@ -154,3 +161,28 @@ def test_an_empty_cell_is_called_one(music, tmp_path):
         f"line 2: time: missing; received an empty cell in column 'at'; {empty} of {len(log)} rows "
         f"({empty / len(log):.1%})"
     )
+
+
+@pytest.mark.slow
+def test_nights_that_make_their_day_alone_have_the_labels_of_one_run(music, tmp_path):
+    """A visit that goes on after midnight is a row of both days, each with what closed by then."""
+    made, log = music
+
+    def rows(name: str, **run: object) -> pl.DataFrame:
+        config = parse(Config, made.values | {"run": {"days": 4, **run}}, name)
+        runs = tmp_path / name
+        night = Night(config, date(2026, 1, 12), log, runs, Base(runs / "models/music"))
+        night.folder.set_state("running", stage="pipeline")
+        pipeline(night)
+        parts = [night.folder.examples / part / "*.parquet" for part in SPLITS]
+        found = pl.concat([pl.read_parquet(one) for one in parts], how="diagonal_relaxed")
+        labels = pl.col(f"^{LABEL}.*$").max()
+        return found.group_by("who", "track", "meta/time").agg(labels)
+
+    keys = ["who", "track", "meta/time"]
+    both = rows("daily", daily=True).join(rows("whole"), on=keys, suffix=" of one run")
+    assert len(both) > 1000
+    for task in made.values["contract"]["tasks"]:
+        one, other = both[LABEL + task], both[f"{LABEL}{task} of one run"]
+        assert (one.is_not_null() & other.is_not_null()).sum() > 20
+        assert (one == other).all()
