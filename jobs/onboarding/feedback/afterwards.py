@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from multigate.jobs.onboarding.feedback.labels import DECIDED, OUTCOME, SMALL, TOPS
+from multigate.jobs.onboarding.feedback.labels import DECIDED, OUTCOME, is_bounded
 from multigate.jobs.onboarding.tables.columns import Column, decides, look
 from multigate.jobs.onboarding.tables.outcomes import needed, needs, tells
 from multigate.jobs.onboarding.tables.roles import Roles
 
 _CARRIES = 0.5  # correlation of a running count with itself, a row of the user or item before
 _FEW = 100  # such rows
-_RARELY, _AT_THE_END = 0.5, 0.02  # of the rows
+_RARELY = 0.5  # of the rows
 MAY_BE_OUTCOME = (
     "it differs from row to row of users and items as what users do: if it is not known when the "
     "item is shown, leave it out, or make it a label"
@@ -141,15 +141,6 @@ def may_be_outcome(frame: pl.DataFrame, ids: Sequence[str], column: Column) -> b
     if not (counts or is_bounded(column)) or is_decided(frame, column, ids):
         return False
     return not carries_over(frame, ids, column.name)
-
-
-def is_bounded(column: Column) -> bool:
-    """Whether numbers of many values end at 1, 10 or 100, and many reach it, as percents do."""
-    numbers = column.number
-    if numbers is None or column.distinct <= SMALL or column.lowest < 0:
-        return False
-    ends = float((numbers == column.highest).mean() or 0.0)
-    return column.highest in TOPS and ends > _AT_THE_END
 
 
 def is_decided(frame: pl.DataFrame, column: Column, by: Sequence[str | None]) -> bool:

@@ -4,7 +4,7 @@ import re
 
 import polars as pl
 
-from multigate.jobs.onboarding.feedback.afterwards import carries_over, is_bounded
+from multigate.jobs.onboarding.feedback.afterwards import carries_over
 from multigate.jobs.onboarding.feedback.labels import (
     AVERSE,
     COUNTED,
@@ -16,6 +16,8 @@ from multigate.jobs.onboarding.feedback.labels import (
     UNSCORED,
     WINDOW,
     Labels,
+    is_bounded,
+    may_rate,
     snake,
 )
 from multigate.jobs.onboarding.tables.columns import Column, decides, ranks
@@ -109,10 +111,7 @@ def add_duration(
         "differs from row to row of users and items, so that it is measured afterwards"
     )
     if is_bounded(column):
-        found.reasons[name] += (
-            f"; many values are {column.highest:g}, as of a percent or a scale: if it is a rating, "
-            "its group is satisfaction"
-        )
+        found.reasons[name] += may_rate(column)
     beside = _beside(roles, column) if main is not None else None
     if beside is not None:
         found.tasks[name]["weight"] = UNSCORED

@@ -17,12 +17,14 @@ from multigate.jobs.onboarding.feedback.labels import (
     DELAYS,
     FEWEST,
     SATISFIED,
-    SMALL,
     UNSCORED,
     WINDOW,
     Labels,
+    has_an_end,
+    is_bounded,
     is_scale,
     is_small,
+    may_rate,
     snake,
 )
 from multigate.jobs.onboarding.feedback.places import position_of
@@ -35,7 +37,6 @@ from multigate.jobs.onboarding.tables.roles import Roles
 _KEPT = 0.98  # of an event type's rows, which a label's window should hold
 _FEW_VALUES = 100  # of one event type, where several have some
 _SOON_AFTER = "1d"
-_AT_THE_END = 0.05  # of the values, of which a scale has so many at its end
 
 
 def feedback_events(roles: Roles) -> Labels:
@@ -320,7 +321,7 @@ def _add_value(found: Labels, roles: Roles, name: str, told: dict[str, Column]) 
     for task, one in told.items():
         is_named = is_scale(one, found.events[task])
         stars = is_small(one) or is_named
-        ends = stars or _has_an_end(one)
+        ends = stars or has_an_end(one)
         label = found.tasks[task]["label"] | {"aggregate": "max" if ends else "sum"}
         own = snake(name if len(told) == 1 else f"{task}_{name}", found.tasks)
         found.tasks[own] = {
@@ -333,6 +334,8 @@ def _add_value(found: Labels, roles: Roles, name: str, told: dict[str, Column]) 
         found.reasons[own] = (
             f"{one.rows} of the {count} values of {name!r} belong to {found.events[task]!r}"
         ) + (f", by name a scale up to {one.highest:g}" if is_named else "")
+        if is_bounded(one) and not stars:
+            found.reasons[own] += may_rate(one)
         of_type = roles.frame.filter(pl.col(str(roles.event)) == found.events[task])
         if decides(of_type, roles.item, name) >= DECIDES:
             found.of_items.append(own)
@@ -363,14 +366,6 @@ def _weigh(found: Labels, roles: Roles, rated: str, name: str) -> None:
         if lowers(both["one"].fill_null(0), both["x"]):
             found.tasks[task]["score_weight"] = -1
             found.reasons[task] += "; lower ratings beside it say that it is unwelcome"
-
-
-def _has_an_end(column: Column) -> bool:
-    """Whether many numbers are the highest one, as of shares in percent, which nobody adds up."""
-    number = column.number
-    if number is None or column.distinct <= SMALL:
-        return False
-    return float((number == column.highest).mean() or 0.0) > _AT_THE_END
 
 
 def _delays(roles: Roles) -> pl.DataFrame:

@@ -41,6 +41,7 @@ WINDOW = 0.1  # of the log's time: a tenth is for testing, whose last labels sta
 SMALL = 12
 TOPS = (1, 10, 100)
 """The ends of scales of many steps, such as percents."""
+_AT_THE_END = 0.05  # of the values
 _SCALES = r"rating|review|satisf|zufried|csat|stars|vote"  # a rate may be of anything
 DECIDED = 0.95
 UNSCORED = 0.2
@@ -99,6 +100,27 @@ def is_scale(column: Column, kind: str = "") -> bool:
         return False
     is_named = re.search(_SCALES, column.name.lower()) or re.search(SATISFIED, kind.lower())
     return is_named is not None and column.lowest >= 0 and column.highest in TOPS[1:]
+
+
+def has_an_end(column: Column) -> bool:
+    """Whether many numbers are the highest one, as of shares in percent, which nobody adds up."""
+    number = column.number
+    if number is None or column.distinct <= SMALL:
+        return False
+    return float((number == column.highest).mean() or 0.0) > _AT_THE_END
+
+
+def is_bounded(column: Column) -> bool:
+    """Whether numbers of many values end at 1, 10 or 100, and many reach it."""
+    return has_an_end(column) and column.highest in TOPS and column.lowest >= 0
+
+
+def may_rate(column: Column) -> str:
+    """What to do about such numbers, whose values do not say what they are."""
+    return (
+        f"; many of its values are {column.highest:g}, as of a percent or a scale: if it is a "
+        "rating, its group is satisfaction"
+    )
 
 
 def is_small(column: Column) -> bool:

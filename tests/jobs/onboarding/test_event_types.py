@@ -265,13 +265,16 @@ def test_a_scale_up_to_ten_or_a_hundred_is_high_as_stars_are(top, tmp_path):
 
 
 def test_a_number_up_to_a_hundred_without_such_a_name_is_no_scale(tmp_path):
-    """It may be the share of an article that was read."""
+    """It may be the share of an article that was read; the draft says what else it may be."""
     log = reading(worded("view", "save", "share", "away", "read"))
-    log = log.with_columns(value=in_steps(pl.col("value"), 100))
+    log = log.with_columns(value=(1.1 * in_steps(pl.col("value"), 100)).clip(0, 100))
     log.write_csv(tmp_path / "log.csv")
-    tasks = draft(place(str(tmp_path)), "my").values["contract"]["tasks"]
+    made = draft(place(str(tmp_path)), "my")
+    tasks = made.values["contract"]["tasks"]
     assert tasks["value"]["group"] == "engagement"
+    assert "transform" not in tasks["value"]
     assert "value_high" not in tasks
+    assert "if it is a rating" in made.notes["contract.tasks.value"]
 
 
 def test_a_column_of_satisfaction_in_a_log_of_impressions_is_a_rating(tmp_path):
