@@ -69,6 +69,11 @@ def column_features(
         if known.serial:
             made.left_out[name] = "it numbers the rows"
             continue
+        if name in roles.kinds:
+            made.left_out[name] = (
+                f"{roles.kinds[name]}, and it is not known whose row followed whose"
+            )
+            continue
         if name in roles.more_groups:
             made.left_out[name] = "each of its values is of one visit, which does not come again"
             continue

@@ -231,7 +231,8 @@ def _parts(
 
 def _free(roles: Roles) -> list[Column]:
     """The columns without a role that neither users nor items nor requests decide."""
-    free = [c for name, c in roles.columns.items() if name not in roles.named and c.distinct > 1]
+    taken = roles.named | roles.kinds.keys()
+    free = [c for name, c in roles.columns.items() if name not in taken and c.distinct > 1]
     by = (roles.user, roles.item, roles.request, roles.session)
     return [c for c in free if not c.serial and not is_decided(roles.frame, c, by)]
 

@@ -31,7 +31,7 @@ from multigate.jobs.onboarding.tables.event_types import event_types
 from multigate.jobs.onboarding.tables.guests import FEW_GUESTS, crowd, of_the_crowd, stand_in
 from multigate.jobs.onboarding.tables.outcomes import needs, tells
 from multigate.jobs.onboarding.tables.raw import Table, key_of
-from multigate.jobs.onboarding.tables.strangers import with_strangers
+from multigate.jobs.onboarding.tables.strangers import kinds_of_rows, with_strangers
 from multigate.jobs.onboarding.tables.visits import Visits, find_visits, with_openings
 from multigate.pipeline.read.derive import first_present
 from multigate.pipeline.read.json_lines import as_text
@@ -73,6 +73,8 @@ class Roles:
     visits: Visits | None = None
     """How events make visits, where no type is an impression: the frame has a row for each."""
     weight: str | None = None
+    kinds: dict[str, str] = field(default_factory=dict)
+    """Columns that may say what happened, which no row follows clearly -> why."""
     more_groups: frozenset[str] = frozenset()
     """Columns that name requests or sessions of users beside those that have the role."""
     seconds: frozenset[str] = frozenset()
@@ -157,6 +159,12 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
     groups = [name for name in ids if _is_group(frame, columns, name, ids)]
     apart = {*groups, *guests.values()}
     roots = _roots(frame, columns, [name for name in ids if name not in apart])
+    kinds = kinds_of_rows(frame, columns, ids) if event is None else {}
+    if len([name for name in roots if name not in kinds]) == 1 and kinds:
+        roots = [name for name in roots if name not in kinds]
+        ids = roots
+    else:
+        kinds = {}
     is_stranger = len(roots) < 2 and (len(ids) < 2 or _is_item(frame, roots[0]))
     if len(roots) < 2 and not is_stranger:
         roots += sorted((set(ids) - set(roots) - apart), key=lambda n: -columns[n].distinct)
@@ -184,7 +192,17 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
     for name in crowds.keys() - {user}:
         frame = frame.with_columns(given[0][name])
         columns[name] = given[1][name]
-    roles = Roles(frame, columns, time, user, item, is_stranger, seconds=log.seconds, derive=derive)
+    roles = Roles(
+        frame,
+        columns,
+        time,
+        user,
+        item,
+        is_stranger,
+        kinds=kinds,
+        seconds=log.seconds,
+        derive=derive,
+    )
     roles.reasons["time"] = _time_reason(time)
     roles.reasons["user"], roles.reasons["item"] = why
     for name in groups:

@@ -94,9 +94,29 @@ def test_an_impression_type_is_found_by_items_alone(tmp_path):
 
 
 def test_where_others_do_the_same_meanwhile_no_row_tells_whose_it_follows(tmp_path):
-    """With four tracks for all, each play is within minutes of plays by others."""
+    """With four tracks for all, each play is within minutes of plays by others.
+
+    The types and their seconds are neither users nor features, and the draft says what it left out.
+    """
     made = drafted(heard(tracks=4).drop("artist"), tmp_path)
     assert made.values["pipeline"]["log"]["shape"] == "impressions"
+    assert knows_no_user(made)
+    assert not {"what", "value"} & made.values["contract"]["features"].keys()
+    assert made.values["contract"]["tasks"].keys() == {"chosen"}
+    assert "event types" in made.left_out["what"]
+    assert "it belongs to the words of 'what'" in made.left_out["value"]
+    assert not check(made.config(), tmp_path).fails
+
+
+def test_devices_that_tell_a_flag_s_rows_apart_stay_groups_of_users(tmp_path):
+    """Where a flag says what came of a row, words and numbers are what was known before."""
+    draw = random.Random(7)
+    device = [draw.choice(["tv", "web", "phone"]) for _ in range(len(shown()))]
+    width = [draw.uniform(0, 500) + (1000 if one == "tv" else 0) for one in device]
+    log = shown().with_columns(device=pl.Series(device), width=pl.Series(width))
+    made = drafted(log, tmp_path)
+    assert made.values["pipeline"]["log"]["columns"]["user"] == "device"
+    assert "width" in made.values["contract"]["features"]
 
 
 def test_rows_that_stand_alone_need_no_user(tmp_path):
