@@ -165,7 +165,9 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
         ids = roots
     else:
         kinds = {}
-    is_stranger = len(roots) < 2 and (len(ids) < 2 or _is_item(frame, roots[0]))
+    # Where requests or sessions belong to someone, the one root is a user, and items are missing.
+    lone = len(roots) < 2 and not apart
+    is_stranger = lone and (len(ids) < 2 or _is_item(frame, roots[0]))
     if len(roots) < 2 and not is_stranger:
         roots += sorted((set(ids) - set(roots) - apart), key=lambda n: -columns[n].distinct)
     if len(roots) < 2 and not is_stranger:

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from multigate.configs import DataError
 from multigate.configs.contract import VISIT
 from multigate.jobs.onboarding.check import check
 from multigate.jobs.onboarding.draft import draft
@@ -136,3 +137,15 @@ def test_a_column_by_the_name_of_the_visit_is_a_feature_of_another_name(tmp_path
     kinds = [draw.choice("abc") for _ in range(len(shown()))]
     made = drafted(shown().with_columns(visit=pl.Series(kinds)).drop("buys"), tmp_path)
     assert made.config().contract.user
+
+
+def test_whose_lists_are_known_is_no_item(tmp_path):
+    """Of a log of users and their requests, which items were shown is missing."""
+    rows = [
+        (START + 400 * number + place, f"q{number}", f"u{(7 * number) % 90}", number % 3 == place)
+        for number in range(2000)
+        for place in range(3)
+    ]
+    log = pl.DataFrame(rows, schema=["at", "request", "who", "clicked"], orient="row")
+    with pytest.raises(DataError, match="expected a column of users and one of items"):
+        drafted(log, tmp_path)
