@@ -138,8 +138,9 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
         event, impression, follows = visits.event, visits.opened, visits.share
     taken = {time.column.name, event or ""}
     ids = _ids(columns, taken)
-    if len(ids) < 2:  # so few items that numbers of them look like steps of a scale
-        ids = _ids(columns, taken, fewest=3)
+    few = _ids(columns, taken, fewest=3)
+    if len(ids) < 2 <= len(few):  # so few items that numbers of them look like steps of a scale
+        ids = few
     if not ids:
         lists = [name for name, column in columns.items() if column.is_list]
         hint = (

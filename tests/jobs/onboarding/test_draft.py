@@ -546,11 +546,11 @@ def test_deskdrop_under_other_names(tmp_path):
         ({"README": "Hello.\n"}, "no table here; expected CSV, TSV, JSON lines or Parquet files"),
         (
             {"a.csv": "user,item,rating\n" + "1,2,3\n2,3,4\n" * 9},
-            "expected a column of users and one of items",
+            "expected a column of items, and one of users where",
         ),
         (
             {"a.csv": "time,x\n" + "".join(f"{START + at},{at % 4}\n" for at in range(50))},
-            "expected a column of users and one of items",
+            "expected a column of items, and one of users where",
         ),
         ({"a.jsonl": '{"a": 1}\n{"a": \n' * 5}, "no table here"),
     ],
@@ -595,7 +595,7 @@ def test_guesses_go_to_standard_error_and_json_to_standard_output(tmp_path, capf
 def test_a_folder_with_one_kind_of_rows_only_is_refused(tmp_path):
     (tmp_path / "log").mkdir()
     (tmp_path / "log/a.csv").write_text("a,b\n1,2\n3,4\n")
-    with pytest.raises(DataError, match="expected a column of users and one of items"):
+    with pytest.raises(DataError, match="expected a column of items, and one of users where"):
         draft(tmp_path / "log", "x")
 
 
