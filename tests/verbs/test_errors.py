@@ -288,7 +288,7 @@ def test_a_column_that_is_not_there(verb, words, tmp_path, capfd):
     elif verb == "trial":
         assert "no column 'user_id'; did you mean 'user_idd'?" in line
     elif verb == "init":
-        assert "expected a column of users and one of items" in line
+        assert "expected a column of items, and one of users where they are known" in line
     else:
         assert "item_id" in line
     left = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
