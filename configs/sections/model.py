@@ -159,14 +159,11 @@ class ModelConfig(Frozen):
                     )
         return self
 
-    def gate_names(self, groups: Mapping[str, str]) -> dict[str, str]:
-        """The name of each task's gate: of the task, of its group, or `all`.
-
-        Args:
-            groups: of the tasks, by task.
-        """
-        named = {"none": dict(zip(groups, groups, strict=True)), "group": dict(groups)}
-        return named.get(self.shared_gate, dict.fromkeys(groups, "all"))
+    def gate_names(self, tasks: Mapping[str, Task]) -> dict[str, str]:
+        """The name of each task's gate: of the task, of its group, or `all`."""
+        if self.shared_gate == "all":
+            return dict.fromkeys(tasks, "all")
+        return {n: t.group if self.shared_gate == "group" else n for n, t in tasks.items()}
 
 
 def _check_gate(where: str, gate: Any, experts: int) -> None:

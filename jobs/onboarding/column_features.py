@@ -48,7 +48,7 @@ def column_features(
         made: gets the reasons.
     """
     found: dict[str, Any] = {}
-    for role in ("item",) if roles.is_stranger else ("user", "item"):
+    for role in roles.ids:
         column = roles.columns[getattr(roles, role)]
         name = snake(column.name, {**labels.tasks, **found})
         counts = column.raw.drop_nulls().value_counts()["count"]

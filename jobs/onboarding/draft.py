@@ -63,11 +63,9 @@ def draft(data: Place, name: str) -> Draft:
     if over_time:
         derive |= times_of_day(roles, features, labels, made)
         features |= features_over_time(roles, labels, features, made)
-    contract: dict[str, Any] = {
-        role: made.notes.pop(f"{role} feature")
-        for role in ("user", "item")
-        if role == "item" or not roles.is_stranger
-    } | {"features": features}
+    contract: dict[str, Any] = {role: made.notes.pop(f"{role} feature") for role in roles.ids} | {
+        "features": features
+    }
     if over_time and any(one["label"]["rule"] != "impression" for one in labels.tasks.values()):
         contract["rates"] = past_rates(roles, log, tables, features, contract, made)
     contract["tasks"] = labels.tasks

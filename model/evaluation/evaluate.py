@@ -117,7 +117,7 @@ def summary(config: Config, split: str, rows: Examples, predictions: Predictions
     """What `evaluate` returns, of predictions that exist already."""
     names = list(config.contract.tasks)
     shared, own = config.model.experts.count, config.model.experts.own
-    gate_names = config.model.gate_names({n: t.group for n, t in config.contract.tasks.items()})
+    gate_names = config.model.gate_names(config.contract.tasks)
     gates = {
         name: cast(
             GateSummary,

@@ -77,12 +77,12 @@ class Ranker(keras.Model):
     Export uses its parts one by one: `embed`, `mixture`, `towers` (by task), `shift`, `logits` and,
     if the contract has a position feature, `position_tower`, which is used in training only.
 
+    The logit of a regression task is the transformed, standardised label, see `model.ranker.heads`;
+    `model.ranker.scores` turns logits into scores.
+
     Attributes:
         gate_names: of the mixture's gates: the tasks' names, unless tasks share gates.
         gate_of: by task, the number of its gate.
-
-    The logit of a regression task is the transformed, standardised label, see `model.ranker.heads`;
-    `model.ranker.scores` turns logits into scores.
 
     Args:
         contract: features and tasks.
@@ -133,7 +133,7 @@ class Ranker(keras.Model):
                 derive_seed(seed, "cross"),
                 name="cross",
             )
-        of_task = config.gate_names({name: task.group for name, task in contract.tasks.items()})
+        of_task = config.gate_names(contract.tasks)
         self.gate_names = list(dict.fromkeys(of_task.values()))
         self.gate_of = {task: self.gate_names.index(name) for task, name in of_task.items()}
         self.mixture = Mixture(

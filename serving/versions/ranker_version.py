@@ -47,6 +47,7 @@ class RankerVersion(LoadedVersion):
         self.max_rows = options.max_candidates
         """Most rows of one call."""
         self.reader = RequestReader(saved_model.contract, options.max_candidates, store)
+        turns = turns_on(cores() / options.workers)
         self.batchers = {
             name: Batcher(
                 signature,
@@ -56,7 +57,7 @@ class RankerVersion(LoadedVersion):
                 max_rows=options.max_batch_rows,
                 slots=options.batch_slots,
                 max_queued=options.max_queued_calls,
-                turns=turns_on(cores() / options.workers),
+                turns=turns,
             )
             for name, signature in saved_model.signatures.items()
             if signature.layout is not None

@@ -98,6 +98,11 @@ class Roles:
         return self.derive.get(self.user, {}).get("coalesce", [self.user])
 
     @property
+    def ids(self) -> tuple[str, ...]:
+        """Which of `user` and `item` the log has a column of."""
+        return ("item",) if self.is_stranger else ("user", "item")
+
+    @property
     def grouped(self) -> bool:
         """Whether no column names single users: the user is a group of them, or unknown."""
         few = self.columns[self.user].distinct < _FEW_USERS
@@ -161,9 +166,9 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
     apart = {*groups, *guests.values()}
     roots = _roots(frame, columns, [name for name in ids if name not in apart])
     kinds = kinds_of_rows(frame, columns, ids) if event is None else {}
-    if len([name for name in roots if name not in kinds]) == 1 and kinds:
-        roots = [name for name in roots if name not in kinds]
-        ids = roots
+    plain = [name for name in roots if name not in kinds]
+    if kinds and len(plain) == 1:
+        roots = ids = plain
     else:
         kinds = {}
     # Where requests or sessions belong to someone, the one root is a user, and items are missing.
@@ -171,11 +176,11 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
     is_stranger = lone and (len(ids) < 2 or _is_item(frame, roots[0]))
     if len(roots) < 2 and not is_stranger:
         roots += sorted((set(ids) - set(roots) - apart), key=lambda n: -columns[n].distinct)
-    if len(roots) < 2 and not is_stranger:
-        raise DataError(
-            f"{', '.join(log.files)}: expected a column of users and one of items; of "
-            f"{', '.join(ids)}, each decides the others"
-        )
+        if len(roots) < 2:
+            raise DataError(
+                f"{', '.join(log.files)}: expected a column of users and one of items; of "
+                f"{', '.join(ids)}, each decides the others"
+            )
     if is_stranger:
         item, opens = roots[0], [str(impression)] if visits is None else visits.opens
         frame, columns, user = with_strangers(frame, columns, item, event, opens)
