@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import mmap
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,16 +38,25 @@ def keep_freed() -> None:
 
 
 class FreedMemory:
-    """What loads and closes of versions leave behind, given back soon after each.
+    """What loads and closes of versions leave behind, given back once a swap is over.
 
     TensorFlow frees a version in pieces, which glibc keeps.  The process would stay as large as it
     ever was with two versions, and that is a little more from time to time, such as where calls of
     the version before end late: its memory would rise for half an hour of swaps.
+
+    Giving back costs some 20 ms, and the next load has to take the memory again.  So where one swap
+    follows another it waits for several: what two versions take is bounded, and the slowest calls
+    then are not those that waited for memory.
     """
 
+    SETTLED = 1.0
+    """Seconds without a change after which memory goes back."""
+    LONGEST = 10.0
+    """Seconds after the first change at which it does while changes go on."""
+
     def __init__(self) -> None:
-        self._changed = False
-        """Whether a version was loaded or closed since memory went back."""
+        self._changed: tuple[float, float] | None = None
+        """Monotonic seconds of the first and the last change since memory went back."""
         self._started = False
 
     def change(self) -> None:
@@ -54,12 +64,17 @@ class FreedMemory:
         if not self._started:
             self._started = True
             leave_unused_code()
-        self._changed = True
+        now = time.monotonic()
+        self._changed = (now if self._changed is None else self._changed[0], now)
 
     def give_back(self) -> None:
-        """Give memory back if there is some; to be called by the thread that loads versions."""
-        if self._changed:
-            self._changed = False
+        """Give memory back if there is some and it is time to; for the thread that loads."""
+        if self._changed is None:
+            return
+        first, last = self._changed
+        now = time.monotonic()
+        if now - last >= self.SETTLED or now - first >= self.LONGEST:
+            self._changed = None
             return_freed()
 
 

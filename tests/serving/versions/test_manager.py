@@ -1,6 +1,7 @@
 """Versions: which one serves, swaps under load, and versions that must never serve."""
 
 import errno
+import itertools
 import json
 import operator
 import os
@@ -9,6 +10,7 @@ import shutil
 import threading
 import time
 from concurrent import futures
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -431,20 +433,29 @@ def test_what_is_kept_of_versions_that_are_gone_does_not_grow(tmp_path, publish,
     manager.close()
 
 
-def test_memory_goes_back_once_after_each_change(monkeypatch):
-    """Kept until swaps are over, it made the process grow to what two versions ever took."""
-    given_back = []
-    monkeypatch.setattr(memory, "return_freed", lambda: given_back.append(1))
+def test_memory_goes_back_once_a_swap_is_over_and_now_and_then_where_swaps_do_not_end(monkeypatch):
+    """Back after each of many swaps, it held up their slowest calls; kept for long, it grew."""
+    now, given_back = [1000.0], []
+    monkeypatch.setattr(memory, "return_freed", lambda: given_back.append(now[0]))
     monkeypatch.setattr(memory, "leave_unused_code", lambda: None)
+    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: now[0]))
     freed = memory.FreedMemory()
     freed.give_back()
-    assert not given_back
-    for swaps in range(1, 4):
-        freed.change()
-        freed.change()
+    freed.change()
+    for _ in range(20):  # a load, then its predecessor's close, and a look at the folder each 0.1 s
+        now[0] = round(now[0] + 0.1, 1)
         freed.give_back()
+        if now[0] == 1000.5:
+            freed.change()
+    assert given_back == [1001.5]
+    for _ in range(400):  # a swap each 0.8 s: 40 s
+        now[0] = round(now[0] + 0.1, 1)
         freed.give_back()
-        assert len(given_back) == swaps
+        if round(now[0] * 10) % 8 == 0:
+            freed.change()
+    waits = [after - before for before, after in itertools.pairwise(given_back[1:])]
+    assert all(memory.FreedMemory.LONGEST <= wait <= 11 for wait in waits)
+    assert len(waits) == 2
 
 
 def test_versions_that_are_loaded_and_closed_give_their_memory_back(
@@ -457,6 +468,7 @@ def test_versions_that_are_loaded_and_closed_give_their_memory_back(
     manager = VersionManager(
         ModelConfig("small", tmp_path), RankerVersion, options, ServerMetrics()
     )
+    monkeypatch.setattr(memory.FreedMemory, "SETTLED", 0.0)
     monkeypatch.setattr(
         memory,
         "return_freed",
