@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from multigate.pipeline.core.runner import import_beam
@@ -31,7 +31,8 @@ from apache_beam.runners.runner import (  # noqa: E402
     PipelineState,
 )
 
-_WHOLE = (beam.Create, beam.Reshuffle, beam.GroupByKey, beam.CombinePerKey, beam.CombineGlobally)
+_COMBINES = (beam.CombinePerKey, beam.CombineGlobally)
+_WHOLE = (beam.Create, beam.Reshuffle, beam.GroupByKey, *_COMBINES)
 
 _WAITING = 1024  # calls: each costs a kilobyte while it waits, and a large log has many parcels
 
@@ -60,17 +61,25 @@ class LocalRunner(PipelineRunner):
             NotImplementedError: a step that this runner does not know.
         """
         steps = _steps(pipeline)
-        last = {source: at for at, step in enumerate(steps) for source in _sources(step)}
+        readers = defaultdict(list)
+        for step in steps:
+            for source in _sources(step):
+                readers[source].append(step)
         workers = options.view_as(DirectOptions).direct_num_workers or os.cpu_count() or 1
-        values: dict[Any, list[Any]] = {}  # the elements of each collection that is still needed
+        values: dict[Any, Any] = {}  # the elements of each collection that is still needed
         with _threads(workers) as parallel:
-            for at, step in enumerate(steps):
-                made = _compute(step, values, parallel)
-                for name, collection in step.outputs.items():
-                    if collection in last:
-                        values[collection] = made.get(name, [])
+            for step in steps:
+                made = {
+                    name: _collector(readers[collection])
+                    for name, collection in step.outputs.items()
+                    if collection in readers
+                }
+                for name, element in _compute(step, values, parallel):
+                    if name in made:
+                        made[name].append(element)
+                values.update((step.outputs[name], elements) for name, elements in made.items())
                 for source in _sources(step):
-                    if last[source] == at:
+                    if readers[source][-1] is step:
                         values.pop(source, None)
         return _Done(PipelineState.DONE)
 
@@ -116,34 +125,73 @@ def _sources(step: Any) -> list[Any]:
     return [*step.inputs, *(side.pvalue for side in step.side_inputs)]
 
 
+def _collector(readers: list[Any]) -> Any:
+    """What takes the elements of a collection as they are made.
+
+    What one combine alone reads is combined at once.  Kept until their step has ended, counts of
+    each of 512 buckets take more memory than all else that the job does.
+    """
+    alone = len(readers) == 1 and isinstance(readers[0].transform, _COMBINES)
+    return _Combined(readers[0].transform) if alone else []
+
+
+class _Combined:
+    """What a combine has made of elements so far, by their keys."""
+
+    def __init__(self, transform: Any) -> None:
+        self._combine = beam.CombineFn.maybe_from_callable(transform.fn)
+        self._of_pairs = isinstance(transform, beam.CombinePerKey)
+        # Without elements there are no keys, but a total of nothing.
+        self._made = {} if self._of_pairs else {None: self._combine.create_accumulator()}
+
+    def append(self, element: Any) -> None:
+        """Combine one more."""
+        key, value = element if self._of_pairs else (None, element)
+        made = self._made[key] if key in self._made else self._combine.create_accumulator()
+        self._made[key] = self._combine.add_input(made, value)
+
+    def outputs(self, parallel: Parallel) -> Iterable[Any]:
+        """What the combine puts out: pairs by key, or one total."""
+        outputs = parallel(self._combine.extract_output, self._made.values())
+        return zip(self._made, outputs, strict=True) if self._of_pairs else outputs
+
+
 def _compute(
-    step: Any, values: dict[Any, list[Any]], parallel: Parallel
-) -> dict[str | None, list[Any]]:
-    """The elements that a step makes, by the name of the output."""
+    step: Any, values: dict[Any, Any], parallel: Parallel
+) -> Iterator[tuple[str | None, Any]]:
+    """The elements that a step makes as they are made, with the name of their output."""
     transform = step.transform
     inputs = [values.get(source, []) for source in step.inputs]
     match transform:
         case beam.Create():
-            return {None: list(transform.values)}
+            made: Iterable[Any] = transform.values
         case beam.Flatten():
-            return {None: [element for elements in inputs for element in elements]}
+            made = chain.from_iterable(inputs)
         case beam.Reshuffle():
-            return {None: inputs[0]}
+            made = inputs[0]
         case beam.GroupByKey():
-            return {None: list(_groups(inputs[0]).items())}
-        case beam.CombinePerKey():
-            groups = _groups(inputs[0])
-            combined = parallel(transform.fn.apply, groups.values())
-            return {None: list(zip(groups, combined, strict=True))}
-        case beam.CombineGlobally():
-            combine = beam.CombineFn.maybe_from_callable(transform.fn)
-            return {None: [combine.apply(inputs[0])]}
+            made = _groups(inputs[0]).items()
+        case beam.CombinePerKey() | beam.CombineGlobally():
+            made = _combined(transform, inputs[0]).outputs(parallel)
         case beam.ParDo():
-            return _call(step, inputs[0], values, parallel)
-    raise NotImplementedError(
-        f"the local runner has no {type(transform).__name__} ({step.full_label}); choose one of "
-        "Beam's by --runner"
-    )
+            yield from _call(step, inputs[0], values, parallel)
+            return
+        case _:
+            raise NotImplementedError(
+                f"the local runner has no {type(transform).__name__} ({step.full_label}); choose "
+                "one of Beam's by --runner"
+            )
+    for element in made:
+        yield None, element
+
+
+def _combined(transform: Any, elements: list[Any] | _Combined) -> _Combined:
+    if isinstance(elements, _Combined):
+        return elements
+    combined = _Combined(transform)
+    for element in elements:
+        combined.append(element)
+    return combined
 
 
 def _groups(pairs: list[tuple[Any, Any]]) -> dict[Any, list[Any]]:
@@ -154,8 +202,8 @@ def _groups(pairs: list[tuple[Any, Any]]) -> dict[Any, list[Any]]:
 
 
 def _call(
-    step: Any, elements: list[Any], values: dict[Any, list[Any]], parallel: Parallel
-) -> dict[str | None, list[Any]]:
+    step: Any, elements: list[Any], values: dict[Any, Any], parallel: Parallel
+) -> Iterator[tuple[str | None, Any]]:
     """What a function makes of each element and of its side inputs."""
     transform = step.transform
     views = [
@@ -167,9 +215,7 @@ def _call(
     def call(element: Any) -> list[Any]:
         return list(transform.fn.process(element, *rest, **named) or ())
 
-    made = defaultdict(list)
     for results in parallel(call, elements):
         for result in results:
             tagged = isinstance(result, beam.pvalue.TaggedOutput)
-            made[result.tag if tagged else None].append(result.value if tagged else result)
-    return made
+            yield (result.tag, result.value) if tagged else (None, result)

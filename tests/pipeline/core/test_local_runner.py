@@ -117,6 +117,49 @@ def test_few_calls_wait_at_a_time(monkeypatch):
     assert max(number - finished for number, finished in enumerate(made)) < 10
 
 
+class Large:
+    """An element that counts how many of its kind there are."""
+
+    alive = most = 0
+
+    def __init__(self, number):
+        self.number = number
+        Large.alive += 1
+        Large.most = max(Large.most, Large.alive)
+
+    def __del__(self):
+        Large.alive -= 1
+
+
+def add_large(elements):
+    return sum(one if isinstance(one, int) else one.number for one in elements)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_one_combine_alone_reads_is_combined_as_it_is_made(monkeypatch, keyed, others):
+    """Held until the step ended, counts of 512 buckets made 100 million events take 3 GiB."""
+    monkeypatch.setattr(local_runner, "_WAITING", 4)
+    monkeypatch.setattr(Large, "alive", 0)
+    monkeypatch.setattr(Large, "most", 0)
+    combine = beam.CombineFn.from_callable(add_large)
+    found = []
+    with beam.Pipeline(runner=LocalRunner()) as pipeline:
+        large = pipeline | beam.Create(range(200), reshuffle=False)
+        if keyed:
+            large |= "Keyed" >> beam.Map(lambda n: (n % 2, Large(n)))
+            combined = large | beam.CombinePerKey(combine)
+        else:
+            large |= "Large" >> beam.Map(Large)
+            combined = large | beam.CombineGlobally(combine)
+        for _ in range(others):
+            large | "Another reader" >> beam.Map(id)
+        once = pipeline | "Once" >> beam.Create([None], reshuffle=False)
+        once | "Keep" >> beam.Map(lambda _, all_: found.extend(all_), beam.pvalue.AsList(combined))
+    assert found == ([(0, 9900), (1, 10000)] if keyed else [19900])
+    assert Large.most == 200 if others else Large.most < 40
+
+
 def test_a_step_that_it_does_not_know_is_refused():
     with (
         pytest.raises(NotImplementedError, match=r"no Impulse .*choose one of Beam's by --runner"),
