@@ -46,7 +46,8 @@ class Rules(Frozen):
     relative to production's users, so that 0.05 allows 95 clicks after 100. `multigate trial` must
     show that the loss is within it."""
     least_auc: float = Field(0.5, ge=0, le=1)
-    """AUC that a task's interval must reach, whatever production has; below, the task is broken."""
+    """AUC of a task, whatever production has; one that is shown to be below beyond chance, over all
+    binary tasks, is broken."""
     calibration: tuple[float, float] | None = (0.5, 2.0)
     """Limits of predicted over observed; the rule refuses if the whole interval is outside."""
     beats: Literal["lightgbm"] | None = None

@@ -22,7 +22,7 @@ from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation.against_baseline import compare_with_baseline, objections
 from multigate.model.evaluation.combine import gains
 from multigate.model.evaluation.evaluate import caveat
-from multigate.model.evaluation.losses import losses, not_compared, too_few_rows
+from multigate.model.evaluation.losses import losses, normal_quantile, not_compared, too_few_rows
 from multigate.model.evaluation.measures import ranking, tasks
 from multigate.model.evaluation.measures.bootstrap import Interval, Resamples, limits
 from multigate.model.evaluation.paired import in_words, paired_difference, signed
@@ -32,6 +32,7 @@ from multigate.model.evaluation.results import (
     Comparison,
     Differences,
     RankingComparison,
+    TaskComparison,
     Verdict,
     compared_tasks,
 )
@@ -205,14 +206,6 @@ def reasons_to_refuse(found: Differences, rules: Rules) -> list[str]:
                 reasons.append(f"{name}: it must win, and no label of it can be measured.")
             continue
         measured += 1
-        least, key = rules.least_auc, "evaluation.rules.least_auc"
-        if own.least_auc is not None:
-            least, key = own.least_auc, f"evaluation.rules.tasks.{name}.least_auc"
-        _, reached = limits(task["candidate"]) or (value, value)
-        if task["metric"] == "auc" and reached < least:
-            reasons.append(
-                f"{name}: AUC {value:.4f} is below the least allowed, {least:g} ({key})."
-            )
         if rules.calibration is not None and task["calibration"] is not None:
             reasons.extend(_calibration(name, task["calibration"], rules.calibration))
         if task["difference"] is None or task["difference"]["value"] is None:
@@ -222,6 +215,7 @@ def reasons_to_refuse(found: Differences, rules: Rules) -> list[str]:
                 f"{name}: it must win, and the difference {in_words(task)} is not shown to be "
                 "more than chance."
             )
+    reasons.extend(_too_low(found, rules))
     reasons.extend(losses(found, rules))
     reasons.extend(_nothing_learnt(found))
     if rules.beats is not None:
@@ -232,6 +226,30 @@ def reasons_to_refuse(found: Differences, rules: Rules) -> list[str]:
     if not measured:
         reasons.append("No task has labels of both classes here: nothing could be measured.")
     return reasons
+
+
+def _too_low(found: Differences, rules: Rules) -> list[str]:
+    """Refuse AUCs that are shown to be below the least allowed, a sentence each.
+
+    Of several tasks of which nothing can be learnt, chance puts one below: so it takes as much as
+    a loss takes to be shown (`losses`), over the tasks that have an AUC.
+    """
+    areas = {name: task["candidate"] for name, task in compared_tasks(found) if _has_area(task)}
+    reasons = []
+    for name, area in areas.items():
+        least, key = rules.least_auc, "evaluation.rules.least_auc"
+        own = rules.tasks.get(name, TaskRules()).least_auc
+        if own is not None:
+            least, key = own, f"evaluation.rules.tasks.{name}.least_auc"
+        value = area["value"] or 0.0
+        if value + normal_quantile(len(areas)) * (area["error"] or 0.0) < least:
+            said = f"AUC {value:.4f} is below the least allowed"
+            reasons.append(f"{name}: {said}, {least:g} ({key}).")
+    return reasons
+
+
+def _has_area(task: TaskComparison) -> bool:
+    return task["metric"] == "auc" and task["candidate"]["value"] is not None
 
 
 def _nothing_learnt(found: Differences) -> list[str]:

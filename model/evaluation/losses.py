@@ -101,6 +101,11 @@ def bounded(found: Differences, rules: Rules) -> list[Bounded]:
     ]
 
 
+def normal_quantile(comparisons: int) -> float:
+    """z_k: standard errors beyond which something is shown, over so many comparisons."""
+    return NormalDist().inv_cdf(1 - _LEVEL / comparisons)
+
+
 def losses(found: Differences, rules: Rules) -> list[str]:
     """The losses that refuse the candidate, a sentence each."""
     judged, said = bounded(found, rules), []
@@ -171,8 +176,7 @@ def _shown(one: Bounded, rules: Rules, comparisons: int) -> str | None:
     """The loss is shown beyond chance to be more than negligible."""
     if one.error is None:
         return None
-    quantile = NormalDist().inv_cdf(1 - _LEVEL / comparisons)
-    if one.loss - quantile * one.error <= rules.negligible_loss + _ROUNDING:
+    if one.loss - normal_quantile(comparisons) * one.error <= rules.negligible_loss + _ROUNDING:
         return None
     count = f"{comparisons} comparisons" if comparisons > 1 else "1 comparison"
     return (

@@ -140,6 +140,32 @@ def test_a_model_that_learnt_nothing_is_refused(tiny: Any) -> None:
     assert reason.startswith("No task is shown to rank better than chance")
 
 
+def test_chance_puts_no_task_below_the_least_auc(tiny: Any) -> None:
+    """Of four tasks of which nothing can be learnt, it refused one first night in ten."""
+    made = Made(tiny)
+    click = made.contract.tasks["click"]
+    contract = made.contract.model_copy(update={"tasks": dict.fromkeys("abcd", click)})
+    refused = {False: 0, True: 0}  # by whether a task ranks backwards, truly
+    for night in range(120):
+        rng = np.random.default_rng(night)
+        labels = {name: (rng.random(len(made.p)) < made.p).astype(np.float32) for name in "abcd"}
+        table = pa.table(
+            {"user_id": made.users} | {f"label/{name}": label for name, label in labels.items()}
+        )
+        resamples = Resamples(made.users, 200, seed=night)
+        for backwards in refused:
+            scores = {name: rng.permutation(made.p) for name in "abcd"}
+            if backwards:
+                scores["d"] = 1 - made.p
+            found = compare_scored(
+                Scored(contract, scores, made.p), None, Rows(Path("made"), table), resamples
+            )
+            reasons = reasons_to_refuse(found, parse(Rules, {"calibration": None}, "rules"))
+            refused[backwards] += any("below the least allowed, 0.5 (" in one for one in reasons)
+    assert refused[False] <= 6, "one in forty is three"
+    assert refused[True] == 120
+
+
 def test_a_miscalibrated_candidate_is_refused(tiny: Any) -> None:
     made = Made(tiny)
     assert made.judge(made.p, made.p) == []
