@@ -6,7 +6,7 @@ export freezes it inside the SavedModel, and the server reads that copy only.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -522,5 +522,24 @@ class FrozenContract(Frozen):
 
 def fingerprint(values: Any) -> str:
     """First 16 hex digits of the SHA-256 of canonical JSON."""
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return _digits(hashlib.sha256(_canonical(values).encode()))
+
+
+def fingerprint_of_list(parts: Iterable[list[Any]]) -> str:
+    """The `fingerprint` of a list that comes in parts."""
+    found = hashlib.sha256(b"[")
+    between = ""
+    for part in parts:
+        if part:
+            found.update((between + _canonical(part)[1:-1]).encode())
+            between = ","
+    found.update(b"]")
+    return _digits(found)
+
+
+def _canonical(values: Any) -> str:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _digits(found: Any) -> str:
+    return str(found.hexdigest()[:16])

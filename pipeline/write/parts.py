@@ -17,9 +17,13 @@ _ROWS = 1 << 16
 
 def write_parquet(frame: pl.DataFrame, path: Place, schema: pa.Schema) -> None:
     """Write a table with exactly this schema."""
-    table = frame.select(schema.names).to_arrow().cast(schema)
-    with new_part(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd", row_group_size=_ROWS)
+    with (
+        new_part(path) as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+    ):
+        for start in range(0, max(len(frame), 1), _ROWS):
+            rows = frame[start : start + _ROWS].select(schema.names)
+            writer.write_table(rows.to_arrow().cast(schema))
 
 
 class SplitWriter:

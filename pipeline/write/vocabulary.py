@@ -3,9 +3,11 @@
 import polars as pl
 import pyarrow as pa
 
-from multigate.configs.contract import Contract, IdFeature, IdListFeature, fingerprint
+from multigate.configs.contract import Contract, IdFeature, IdListFeature, fingerprint_of_list
 from multigate.configs.storage import Place
 from multigate.pipeline.write.parts import write_parquet
+
+_AT_ONCE = 1 << 16  # values; millions of them as Python's objects would take half a gigabyte
 
 
 def features(contract: Contract) -> dict[str, IdFeature | IdListFeature]:
@@ -40,9 +42,9 @@ def count(logged: pl.DataFrame, contract: Contract) -> dict[str, pl.DataFrame]:
 
 
 def cut(total: pl.DataFrame, feature: IdFeature | IdListFeature) -> pl.DataFrame:
-    """Cut all counts to the vocabulary: most frequent first, ties by value."""
+    """Cut all counts, sorted by value, to the vocabulary: most frequent first, ties by value."""
     frequent = total.filter(pl.col("count") >= feature.min_count)
-    ordered = frequent.sort("count", "value", descending=[True, False])
+    ordered = frequent.sort("count", descending=True, maintain_order=True)
     return ordered if feature.max_size is None else ordered.head(feature.max_size)
 
 
@@ -51,4 +53,4 @@ def write(total: pl.DataFrame, feature: IdFeature | IdListFeature, path: Place) 
     kept = cut(total, feature)
     value = pa.string() if feature.dtype == "string" else pa.int64()
     write_parquet(kept, path, pa.schema([("value", value), ("count", pa.int64())]))
-    return fingerprint(kept["value"].to_list())
+    return fingerprint_of_list(part["value"].to_list() for part in kept.iter_slices(_AT_ONCE))

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from multigate.configs import ConfigError, DataError, FrozenContract, load
-from multigate.configs.contract import Contract, fingerprint
+from multigate.configs.contract import Contract, fingerprint, fingerprint_of_list
 from multigate.configs.sections.base import parse
 
 
@@ -227,3 +227,10 @@ def test_a_name_that_rates_would_take_twice_is_refused():
     values["rates"] = {"of": ["user"], "tasks": ["like"]}
     with pytest.raises(ConfigError, match="rates: makes a feature 'user_like_rate', and features"):
         parse(Contract, values, "contract")
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_the_fingerprint_of_a_list_does_not_depend_on_its_parts(size):
+    for values in ([], ["a", 'b"', "é", "]["], list(range(7))):
+        parts = [values[at : at + size] for at in range(0, len(values), size)]
+        assert fingerprint_of_list([[], *parts, []]) == fingerprint(values)
