@@ -24,7 +24,7 @@ from multigate.pipeline.core import stage_bar
 from multigate.pipeline.core.columns import check, counters
 from multigate.pipeline.core.facts import RunFacts
 from multigate.pipeline.core.runner import import_beam, local_options, plain_failures
-from multigate.pipeline.plan import Plan, count_buckets
+from multigate.pipeline.plan import Plan, compress_rows, count_buckets
 from multigate.pipeline.read import erasure, inputs
 from multigate.pipeline.read.sources import Shard
 from multigate.pipeline.shuffle.parcel import Carrier, InBeam, LocalFiles, Parcel
@@ -117,8 +117,9 @@ def run(
     with new_examples(out, identity) as made:
         if made.resumed:
             _log.warning("%s: going on with a run that was killed", out)
-        carrier: Carrier = LocalFiles(made.work / "rows") if local else InBeam()
-        if isinstance(carrier, LocalFiles):
+        carrier: Carrier = InBeam()
+        if local:
+            carrier = LocalFiles(made.work / "rows", compressed=compress_rows(shards))
             carrier.folder.mkdir(exist_ok=True)
         # Workers on this machine need no store between them and this process.
         folder = made.local if local else made.shared

@@ -25,7 +25,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+_LZ4, _PLAIN = pa.ipc.IpcWriteOptions(compression="lz4"), pa.ipc.IpcWriteOptions()
 _HEADER = struct.Struct("<I")
 
 
@@ -71,7 +71,7 @@ class Parcel:
         if self.table is None:
             return found
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self.table.schema, options=_OPTIONS) as stream:
+        with pa.ipc.new_stream(sink, self.table.schema, options=_LZ4) as stream:
             stream.write_table(self.table)
         return found + sink.getvalue().to_pybytes()
 
@@ -148,14 +148,20 @@ class InBeam:
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """Carrier: the rows lie in files of a folder on this machine."""
+    """Carrier: the rows lie in files of a folder on this machine.
+
+    Attributes:
+        folder: of the files.
+        compressed: by LZ4: a third of the bytes, for a tenth more CPU time of the whole job.
+    """
 
     folder: Path
+    compressed: bool = True
 
     def whole(self, rows: pl.DataFrame, kind: str, origin: int) -> Parcel:
         """See `Carrier`."""
         path = self._path(kind, origin, 0)
-        rows.write_ipc(path, compression="lz4")
+        rows.write_ipc(path, compression="lz4" if self.compressed else "uncompressed")
         return Parcel(kind, origin, 0, len(rows), rows.estimated_size(), str(path))
 
     def shares(
@@ -174,7 +180,7 @@ class LocalFiles:
         found: list[tuple[int, int, int, int]] = []
         with (
             pa.OSFile(str(path), "wb") as sink,
-            pa.ipc.new_file(sink, table.schema, options=_OPTIONS) as file,
+            pa.ipc.new_file(sink, table.schema, options=self._options) as file,
         ):
             for at, (start, stop) in enumerate(itertools.pairwise(bounds)):
                 if stop > start:
@@ -185,6 +191,10 @@ class LocalFiles:
             (at, Parcel(kind, origin, part, rows_, size, str(path), number))
             for at, number, rows_, size in found
         ]
+
+    @property
+    def _options(self) -> pa.ipc.IpcWriteOptions:
+        return _LZ4 if self.compressed else _PLAIN
 
     def _path(self, kind: str, origin: int, part: int) -> Path:
         return self.folder / f"{kind.replace('/', '-')}-{origin:05d}-{part:05d}.arrow"

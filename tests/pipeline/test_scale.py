@@ -10,7 +10,7 @@ import pytest
 
 from multigate.configs.sections.log import CsvFormat, JsonLinesFormat, ParquetFormat
 from multigate.pipeline import job, plan
-from multigate.pipeline.plan import count_buckets
+from multigate.pipeline.plan import compress_rows, count_buckets
 from multigate.pipeline.read import ranges
 from multigate.pipeline.read.sources import Shard, expand, read
 from multigate.pipeline.sample import catalogue
@@ -224,6 +224,9 @@ def test_buckets_follow_the_size_of_the_log(event_config):
     assert count_buckets(config, [replace(log, size=2 << 30)]) == 64
     assert count_buckets(config, [replace(log, size=2 << 30, compressed=True)]) == 512
     assert count_buckets(config, [replace(log, size=1 << 50)]) == 4096
+    assert not compress_rows([replace(log, size=2 << 30)])
+    assert compress_rows([replace(log, size=2 << 30)] * 2)
+    assert compress_rows([replace(log, size=1 << 30, compressed=True)])
     assert count_buckets(event_config(), [replace(log, size=2 << 30)]) == 3
 
 

@@ -1,6 +1,7 @@
 """Parcels: what a carrier takes in comes out, with every type, and nothing else travels along."""
 
 import pickle
+from collections import Counter
 from datetime import UTC, datetime
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from multigate.pipeline.core import counts
 from multigate.pipeline.core.counts import add_counts
 from multigate.pipeline.shuffle import combines
 from multigate.pipeline.shuffle.combines import AddCounts, ParcelCoder, beam
@@ -54,13 +56,21 @@ def test_the_coder_gives_back_what_it_took(rows, kind, origin, pickled):
     assert coder.encode(found) == coder.encode(parcel)
 
 
-@pytest.mark.parametrize("files", [True, False])
+CARRIERS = {
+    "beam": lambda folder: InBeam(),
+    "compressed files": LocalFiles,
+    "plain files": lambda folder: LocalFiles(folder, compressed=False),
+}
+
+
+@pytest.mark.parametrize("made", CARRIERS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=tables(), data=st.data())
-def test_shares_hold_every_row_once_in_order(files, rows, data, tmp_path):
+def test_shares_hold_every_row_once_in_order(made, rows, data, tmp_path):
     count = data.draw(st.integers(1, 5))
     places = data.draw(st.lists(st.integers(0, count - 1), min_size=len(rows), max_size=len(rows)))
-    carrier = LocalFiles(tmp_path) if files else InBeam()
+    carrier = CARRIERS[made](tmp_path)
+    assert carrier.whole(rows, "whole", 1).read().equals(rows)
     found = dict(carrier.shares(rows, np.array(places, np.int64), count, "x", 1))
     assert sorted(found) == sorted(set(places))
     for at, parcel in found.items():
@@ -69,6 +79,20 @@ def test_shares_hold_every_row_once_in_order(files, rows, data, tmp_path):
         assert coded.read().equals(expected)
         assert coded.read([rows.columns[-1]]).equals(expected.select(rows.columns[-1]))
         assert coded.rows == len(expected)
+
+
+def test_compressed_files_are_small_and_plain_ones_are_what_they_hold(tmp_path):
+    rows = pl.DataFrame({"text": [f"{at % 7} of them" for at in range(10_000)]})
+    sizes = {}
+    for compressed in (True, False):
+        folder = tmp_path / str(compressed)
+        folder.mkdir()
+        carrier = LocalFiles(folder, compressed=compressed)
+        carrier.whole(rows, "x", 0)
+        carrier.shares(rows, np.arange(10_000) % 3, 3, "y", 0)
+        sizes[compressed] = [path.stat().st_size for path in sorted(folder.iterdir())]
+    assert len(sizes[True]) == len(sizes[False]) == 2
+    assert all(3 * small < plain for small, plain in zip(*sizes.values(), strict=True))
 
 
 def test_a_share_does_not_carry_the_rows_of_others():
@@ -88,6 +112,25 @@ def test_the_order_of_parcels_is_that_of_their_origins():
         InBeam().whole(rows, kind, origin) for kind, origin in (("b", 2), ("a", 9), ("b", 1))
     ]
     assert [parcel.origin for parcel in in_order(parcels, "b")] == [1, 2]
+
+
+@pytest.mark.parametrize("many", [1, 10**9])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    keys=st.sampled_from([st.text("abé", max_size=3), st.integers(-5, 5), st.just("same")]),
+    data=st.data(),
+)
+def test_counts_added_a_range_of_keys_at_a_time_are_the_same(many, keys, data, monkeypatch):
+    monkeypatch.setattr(counts, "_MANY", many)
+    monkeypatch.setattr(counts, "_RANGES", 3)
+    parts = data.draw(st.lists(st.lists(keys, max_size=30), min_size=1, max_size=4))
+    dtype = pl.Int64 if any(isinstance(one, int) for part in parts for one in part) else pl.String
+    found = add_counts(
+        pl.DataFrame({"key": part, "count": [2] * len(part)}, {"key": dtype, "count": pl.Int64})
+        for part in parts
+    )
+    expected = Counter(one for part in parts for one in part for _ in range(2))
+    assert found.rows() == sorted(expected.items())
 
 
 @given(st.lists(st.lists(st.text("abc", max_size=1), max_size=5), max_size=40), st.randoms())
