@@ -64,8 +64,8 @@ class FreedMemory:
         if not self._started:
             self._started = True
             leave_unused_code()
-        now = time.monotonic()
-        self._changed = (now if self._changed is None else self._changed[0], now)
+        now, changed = time.monotonic(), self._changed  # once: another thread may give back now
+        self._changed = (now if changed is None else changed[0], now)
 
     def give_back(self) -> None:
         """Give memory back if there is some and it is time to; for the thread that loads."""

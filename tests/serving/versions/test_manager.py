@@ -458,6 +458,28 @@ def test_memory_goes_back_once_a_swap_is_over_and_now_and_then_where_swaps_do_no
     assert len(waits) == 2
 
 
+def test_a_version_closes_while_memory_goes_back(monkeypatch):
+    """The thread of a version's last call says so, and must not fail as the other gives back."""
+
+    class GivenBackOnceRead(memory.FreedMemory):
+        kept = None
+
+        @property
+        def _changed(self):
+            found, self.kept = self.kept, None
+            return found
+
+        @_changed.setter
+        def _changed(self, found):
+            self.kept = found
+
+    monkeypatch.setattr(memory, "leave_unused_code", lambda: None)
+    freed = GivenBackOnceRead()
+    freed.change()
+    freed.change()
+    assert freed.kept is not None
+
+
 def test_versions_that_are_loaded_and_closed_give_their_memory_back(
     tmp_path, publish, monkeypatch, until
 ):
