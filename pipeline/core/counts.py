@@ -20,7 +20,7 @@ def add_counts(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:
     if sum(map(len, tables)) < _MANY:
         return _add(tables, key)
     largest = max(tables, key=len)[key]
-    some = largest.gather_every(max(1, len(largest) // _RANGES**2)).sort()
+    some = largest.drop_nulls().gather_every(max(1, len(largest) // _RANGES**2)).sort()
     bounds = some.gather_every(_RANGES, offset=_RANGES).unique(maintain_order=True).to_list()
     return pl.concat(
         _add([table.filter(within) for table in tables], key) for within in _ranges(key, bounds)
@@ -28,10 +28,11 @@ def add_counts(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:
 
 
 def _ranges(key: str, bounds: list[object]) -> Iterator[pl.Expr]:
-    """Conditions that divide all keys at some of them, in ascending order."""
+    """Conditions that divide all keys at some of them, in ascending order; null is the first."""
     for low, high in pairwise([None, *bounds, None]):
         within = pl.lit(value=True) if low is None else pl.col(key) >= low
-        yield within if high is None else within & (pl.col(key) < high)
+        below = within if high is None else within & (pl.col(key) < high)
+        yield below.fill_null(low is None)
 
 
 def _add(tables: list[pl.DataFrame], key: str) -> pl.DataFrame:

@@ -133,6 +133,17 @@ def test_counts_added_a_range_of_keys_at_a_time_are_the_same(many, keys, data, m
     assert found.rows() == sorted(expected.items())
 
 
+def test_a_null_key_is_counted_once_in_whatever_ranges(monkeypatch):
+    keys = [None, 3, None, 1, 2, None, 1]
+    table = pl.DataFrame({"key": keys, "count": [1] * len(keys)})
+    expected = add_counts([table, table])
+    monkeypatch.setattr(counts, "_MANY", 1)
+    monkeypatch.setattr(counts, "_RANGES", 2)
+    assert (
+        add_counts([table, table]).rows() == expected.rows() == [(None, 6), (1, 4), (2, 2), (3, 2)]
+    )
+
+
 @given(st.lists(st.lists(st.text("abc", max_size=1), max_size=5), max_size=40), st.randoms())
 def test_counts_add_up_in_any_order_and_grouping(values, random):
     tables_ = [
