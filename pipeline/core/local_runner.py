@@ -49,7 +49,18 @@ class LocalRunner(PipelineRunner):
     """
 
     def apply(self, transform: Any, input: Any, options: Any) -> Any:
-        """Leave whole what this runner computes itself; Beam expands the rest."""
+        """Leave whole what this runner computes itself; Beam expands the rest.
+
+        Raises:
+            NotImplementedError: a combine with arguments or without a total of nothing.
+        """
+        if isinstance(transform, _COMBINES) and (
+            transform.args or transform.kwargs or not getattr(transform, "has_defaults", True)
+        ):
+            raise NotImplementedError(
+                f"the local runner has no combines with arguments or without defaults "
+                f"({transform.label}); choose one of Beam's by --runner"
+            )
         if isinstance(transform, _WHOLE):
             return beam.PCollection(input.pipeline)
         return transform.expand(input)

@@ -160,6 +160,24 @@ def test_what_one_combine_alone_reads_is_combined_as_it_is_made(monkeypatch, key
     assert Large.most == 200 if others else Large.most < 40
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda one: beam.CombinePerKey(sum, 1),
+        lambda one: beam.CombineGlobally(sum, beam.pvalue.AsSingleton(one)),
+        lambda one: beam.CombineGlobally(sum).without_defaults(),
+    ],
+)
+def test_what_it_would_leave_out_of_a_combine_is_refused(made):
+    """It ran them without the arguments, and gave a total of nothing: other results than Beam's."""
+    with (
+        pytest.raises(NotImplementedError, match=r"Combine.*choose one of Beam's by --runner"),
+        beam.Pipeline(runner=LocalRunner()) as pipeline,
+    ):
+        one = pipeline | beam.Create([(1, 2)], reshuffle=False)
+        one | made(one)
+
+
 def test_a_step_that_it_does_not_know_is_refused():
     with (
         pytest.raises(NotImplementedError, match=r"no Impulse .*choose one of Beam's by --runner"),
