@@ -17,7 +17,7 @@ _FEWEST = 2  # each bucket costs some 0.1 s, however few rows it holds
 _SHARED = 8  # buckets, enough for several workers, of a log worth dividing among them
 _WORTH_SHARING = 16 * _MIB  # bytes that a bucket of such a log holds
 _MOST = 4096
-_LARGE_LOG = 2048 * _MIB
+_LARGE_LOG = 512 * _MIB
 _MOST_OF_ITEMS = 64  # each bucket of users writes to each of items: their product would grow
 
 
@@ -68,7 +68,8 @@ def size_in_memory(shards: list[Shard]) -> int:
 def compress_rows(shards: list[Shard]) -> bool:
     """Whether rows on their way between stages are compressed: those of a large log.
 
-    Plain, they take some two and a half times the log's bytes of disk, and a tenth less CPU time.
+    Plain, they take some two and a half times the bytes of a log of CSV, more of one of Parquet,
+    and up to a tenth less CPU time.
     """
     return size_in_memory(shards) > _LARGE_LOG
 

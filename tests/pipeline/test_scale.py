@@ -224,9 +224,9 @@ def test_buckets_follow_the_size_of_the_log(event_config):
     assert count_buckets(config, [replace(log, size=2 << 30)]) == 64
     assert count_buckets(config, [replace(log, size=2 << 30, compressed=True)]) == 512
     assert count_buckets(config, [replace(log, size=1 << 50)]) == 4096
-    assert not compress_rows([replace(log, size=2 << 30)])
-    assert compress_rows([replace(log, size=2 << 30)] * 2)
-    assert compress_rows([replace(log, size=1 << 30, compressed=True)])
+    assert not compress_rows([replace(log, size=512 << 20)])
+    assert compress_rows([replace(log, size=512 << 20)] * 2)
+    assert compress_rows([replace(log, size=512 << 20, compressed=True)])
     assert count_buckets(event_config(), [replace(log, size=2 << 30)]) == 3
 
 
