@@ -16,10 +16,8 @@ from multigate.candidates.evaluation import Questions, next_item_questions, popu
 from multigate.candidates.exported import Exported, contract_of
 from multigate.candidates.pairs import Catalogue, Pairs
 from multigate.candidates.verdict import BLESS, REFUSE, CandidateVerdict
-from multigate.configs.contract import Contract, FrozenContract
-from multigate.configs.difference import difference
-from multigate.configs.errors import ModelError
-from multigate.configs.files import ExamplesFolder
+from multigate.configs.contract import Contract
+from multigate.configs.lineage import check_schema
 from multigate.configs.sections.candidates import CandidatesConfig
 from multigate.model.data.encoding import Encoder
 
@@ -40,14 +38,7 @@ def compare(
         DataError: the examples cannot be read.
     """
     new = Exported(candidate)
-    made = FrozenContract.read(ExamplesFolder(examples).contract)
-    frozen = contract_of(candidate)
-    if frozen.schema_fingerprint != made.schema_fingerprint:
-        raise ModelError(
-            f"{candidate}: schema {frozen.schema_fingerprint}, the examples in {examples} have "
-            f"{made.schema_fingerprint}: {difference(frozen.contract, made.contract)}; use "
-            "examples of the candidate's own contract"
-        )
+    made = check_schema(candidate, contract_of(candidate), examples)
     encoder, k, positives = Encoder.read(examples), config.recall_at, new.positives()
     pairs, items, questions = next_item_questions(examples, encoder, positives)
     verdict: CandidateVerdict = {

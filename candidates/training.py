@@ -32,9 +32,9 @@ from multigate.configs.contract import (
     TextFeature,
     VectorFeature,
 )
-from multigate.configs.difference import difference
 from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder, new_folder, write_json
+from multigate.configs.lineage import check_contract
 from multigate.model.data.encoding import Encoder
 
 CONFIG, WEIGHTS, HISTORY = "config.json", "weights.npz", "history.json"
@@ -139,14 +139,7 @@ def load(folder: Path) -> tuple[Retrieval, Config, FrozenContract]:
 def _write_inputs(folder: Path, config: Config, examples: Path) -> None:
     """Write what is known before training: configuration, contract, statistics, vocabularies."""
     source, target = ExamplesFolder(examples), ExamplesFolder(folder)
-    frozen = FrozenContract.read(source.contract)
-    schema = config.contract.schema_fingerprint()
-    if schema != frozen.schema_fingerprint:
-        raise ModelError(
-            f"{examples}: built with schema {frozen.schema_fingerprint}, the configuration's "
-            f"contract has schema {schema}: {difference(config.contract, frozen.contract)}; build "
-            "the examples again with this configuration"
-        )
+    frozen = check_contract(config.contract, examples)
     write_json(folder / CONFIG, config.model_dump(mode="json"))
     write_json(target.contract, frozen.model_dump(mode="json"))
     shutil.copyfile(source.statistics, target.statistics)

@@ -3,9 +3,49 @@
 from pathlib import Path
 
 from multigate.configs.contract import Contract, FrozenContract
+from multigate.configs.difference import difference
 from multigate.configs.errors import ConfigError, ModelError
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.sections.evaluation import EvaluationConfig
+
+
+def check_contract(contract: Contract, examples: Path) -> FrozenContract:
+    """Refuse examples that were built with other features, labels or tasks than a configuration's.
+
+    Returns:
+        The examples' contract.
+
+    Raises:
+        ModelError: the schemas differ; it says in what.
+    """
+    frozen = FrozenContract.read(ExamplesFolder(examples).contract)
+    schema = contract.schema_fingerprint()
+    if schema != frozen.schema_fingerprint:
+        raise ModelError(
+            f"{examples}: built with schema {frozen.schema_fingerprint}, the configuration's "
+            f"contract has schema {schema}: {difference(contract, frozen.contract)}; build the "
+            "examples again with this configuration"
+        )
+    return frozen
+
+
+def check_schema(model: Path, contract: FrozenContract, examples: Path) -> FrozenContract:
+    """Refuse examples whose features, labels or tasks are not those of a model.
+
+    Returns:
+        The examples' contract.
+
+    Raises:
+        ModelError: the schemas differ; it says in what.
+    """
+    other = FrozenContract.read(ExamplesFolder(examples).contract)
+    if contract.schema_fingerprint != other.schema_fingerprint:
+        raise ModelError(
+            f"{model}: has schema {contract.schema_fingerprint}, {examples} has schema "
+            f"{other.schema_fingerprint}: {difference(contract.contract, other.contract)}; use "
+            "examples built with the model's contract"
+        )
+    return other
 
 
 def check_examples(checkpoint: Path, contract: FrozenContract, examples: Path) -> None:
@@ -15,17 +55,14 @@ def check_examples(checkpoint: Path, contract: FrozenContract, examples: Path) -
     score in the label's own units depends on them.
 
     Raises:
-        ModelError: a fingerprint differs.
+        ModelError: the schema or the data's fingerprint differs.
     """
-    other = FrozenContract.read(ExamplesFolder(examples).contract)
-    for kind in ("schema", "data"):
-        ours = getattr(contract, f"{kind}_fingerprint")
-        theirs = getattr(other, f"{kind}_fingerprint")
-        if ours != theirs:
-            raise ModelError(
-                f"{checkpoint}: trained on examples of {kind} fingerprint {ours}, {examples} has "
-                f"{theirs}; use the examples that it was trained on, or train again"
-            )
+    theirs = check_schema(checkpoint, contract, examples).data_fingerprint
+    if contract.data_fingerprint != theirs:
+        raise ModelError(
+            f"{checkpoint}: trained on examples of data fingerprint {contract.data_fingerprint}, "
+            f"{examples} has {theirs}; use the examples that it was trained on, or train again"
+        )
 
 
 def check_names(options: EvaluationConfig, contract: Contract, folder: Path) -> None:

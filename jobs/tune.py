@@ -24,6 +24,7 @@ from multigate.configs import progress
 from multigate.configs.config import Config
 from multigate.configs.errors import ConfigError, DataError, ModelError
 from multigate.configs.files import write_json, write_text
+from multigate.configs.lineage import check_contract
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.tune import Choices, Range
 from multigate.configs.written import as_yaml, complete_values
@@ -76,9 +77,10 @@ def tune(config: Config, examples: Path, out: Path, measure: Measure | None = No
         ConfigError: nothing to search, or a setting that the configuration does not have.
         DataError: `out` holds a study of another space or other examples, another search runs, or
             the study cannot be written.
-        ModelError: no trial could be trained.
+        ModelError: the examples are of another contract, or no trial could be trained.
     """
     check(config)
+    check_contract(config.contract, examples)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out / ".lock", "a search"), _plain_failures(out / STUDY):
         study = _study(config, examples, out)

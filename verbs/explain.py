@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from multigate.configs import progress
-from multigate.configs.errors import ConfigError, DataError, ModelError
+from multigate.configs.errors import ConfigError, DataError
 from multigate.configs.storage import place
 from multigate.verbs.common import add_connection, connect
 
@@ -167,17 +167,14 @@ def _of_version(options: argparse.Namespace) -> Any:
 def _example(options: argparse.Namespace, folder: Path) -> Any:
     """A row of examples as inputs of `serving_default`."""
     from multigate.configs.contract import FrozenContract
+    from multigate.configs.lineage import check_schema
     from multigate.model.data.raw import raw_values
     from multigate.model.data.rows import read_rows
     from multigate.verbs.inputs import require_examples
 
-    examples = require_examples(options.examples)
+    require_examples(options.examples)
     frozen = FrozenContract.read(folder / "assets.extra" / "contract.json")
-    if examples.schema_fingerprint != frozen.schema_fingerprint:
-        raise ModelError(
-            f"{folder}: exported with schema {frozen.schema_fingerprint}, {options.examples} has "
-            f"{examples.schema_fingerprint}; use examples built with the version's contract"
-        )
+    check_schema(folder, frozen, options.examples)
     names = [name for name, _ in frozen.contract.of_side("user", "context", "item")]
     rows = read_rows(options.examples, options.split, names)
     if not 0 <= options.row < len(rows):

@@ -14,6 +14,7 @@ from multigate.configs.contract import (
     VectorFeature,
 )
 from multigate.configs.errors import DataError
+from multigate.configs.sections.nearest import did_you_mean, listed
 
 Columns: TypeAlias = "Mapping[str, Any] | pa.Table"
 """Columns by name, N values each: NumPy arrays, lists or Arrow arrays."""
@@ -35,8 +36,8 @@ def features_of(contract: Contract, columns: Columns) -> pa.Table:
     }
     if contract.item not in found:
         raise DataError(
-            f"column {contract.item!r}: expected the item's id, received columns "
-            f"{', '.join(names) or 'none'}"
+            f"column {contract.item!r}: expected the item's id; "
+            f"{did_you_mean(contract.item, names)}received columns {listed(names) or 'none'}"
         )
     sizes = {len(column) for column in found.values()}
     if len(sizes) > 1:

@@ -9,11 +9,9 @@ import numpy as np
 
 from multigate.configs import progress
 from multigate.configs.config import Config
-from multigate.configs.contract import Contract, FrozenContract
-from multigate.configs.difference import difference
+from multigate.configs.contract import Contract
 from multigate.configs.errors import ModelError
-from multigate.configs.files import ExamplesFolder
-from multigate.configs.lineage import check_examples, check_names
+from multigate.configs.lineage import check_examples, check_names, check_schema
 from multigate.configs.sections.evaluation import EvaluationConfig
 from multigate.model.assessment import explained, gates, leaks, slices, tradeoff, transfer
 from multigate.model.assessment.results import (
@@ -88,7 +86,7 @@ def assess(
     config = None if version else checkpoint.read_config(folder)[0]
     options = options or (config.evaluation if config else EvaluationConfig())
     check_names(options, contract, folder)
-    _check(folder, frozen, examples, version)
+    (check_schema if version else check_examples)(folder, frozen, examples)
     for path in baselines:
         check_examples(path, read_contract(path), examples)
     progress.step("read")
@@ -150,20 +148,6 @@ def assess(
         "comparison": _comparison(scored, production, rows, resamples, options, against),
         "data": _data(examples),
     }
-
-
-def _check(folder: Path, frozen: FrozenContract, examples: Path, version: bool) -> None:
-    """Refuse examples that the model cannot be measured on."""
-    if not version:
-        check_examples(folder, frozen, examples)
-        return
-    other = FrozenContract.read(ExamplesFolder(examples).contract)
-    if frozen.schema_fingerprint != other.schema_fingerprint:
-        raise ModelError(
-            f"{folder}: exported with schema {frozen.schema_fingerprint}, {examples} has schema "
-            f"{other.schema_fingerprint}: {difference(frozen.contract, other.contract)}; use "
-            "examples built with the version's contract"
-        )
 
 
 def _name(folder: Path, config: Config | None, exported: Mapping[str, Any] | None) -> str:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, cast
 
 from multigate.configs.config import Config, parse_stored
 from multigate.configs.contract import Contract, FrozenContract, IdFeature, PositionFeature
-from multigate.configs.difference import difference
 from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder, write_json
+from multigate.configs.lineage import check_contract
 from multigate.configs.sections.model import ModelConfig, Ranking
 from multigate.model.checkpoints import weights
 from multigate.model.checkpoints.history import Epoch
@@ -58,14 +58,7 @@ def create(folder: Path, config: Config, examples: Path) -> FrozenContract:
         ModelError: the examples were built with other features, labels or tasks.
     """
     source, target = ExamplesFolder(examples), ExamplesFolder(folder)
-    frozen = FrozenContract.read(source.contract)
-    schema = config.contract.schema_fingerprint()
-    if schema != frozen.schema_fingerprint:
-        raise ModelError(
-            f"{examples}: built with schema {frozen.schema_fingerprint}, the configuration's "
-            f"contract has schema {schema}: {difference(config.contract, frozen.contract)}; build "
-            "the examples again with this configuration"
-        )
+    frozen = check_contract(config.contract, examples)
     frozen = frozen.model_copy(update={"contract": config.contract})
     write_json(folder / CONFIG, config.model_dump(mode="json"))
     write_json(target.contract, frozen.model_dump(mode="json"))

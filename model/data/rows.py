@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from multigate.configs.contract import Contract
 from multigate.configs.errors import DataError
 from multigate.configs.files import LABEL, REQUEST, SPLITS, ExamplesFolder
+from multigate.configs.sections.nearest import did_you_mean, listed
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,12 @@ class Rows:
         return found
 
     def codes(self, name: str) -> np.ndarray:
-        """A column's values as 0, 1, ..., (N,); a missing value counts as a value."""
+        """A column's values as 0, 1, ..., (N,); a missing value counts as a value.
+
+        Raises:
+            DataError: there is no such column.
+        """
+        self.check_columns([name])
         column = pc.dictionary_encode(self.table[name], null_encoding="encode")
         return np.asarray(column.combine_chunks().indices).astype(np.int64)
 
@@ -75,11 +81,12 @@ class Rows:
 
     def check_columns(self, names: list[str]) -> None:
         """Raise DataError where a column is missing."""
-        missing = [name for name in names if name not in self.table.column_names]
-        if missing:
+        received = self.table.column_names
+        missing = next((name for name in names if name not in received), None)
+        if missing is not None:
             raise DataError(
-                f"{self.source}: column {missing[0]!r} is missing; received "
-                f"{', '.join(self.table.column_names)}; use examples of the model's contract"
+                f"{self.source}: column {missing!r} is missing; {did_you_mean(missing, received)}"
+                f"received {listed(received)}; use examples of the model's contract"
             )
 
 

@@ -1,16 +1,21 @@
 """Every verb's mistakes end in one clear line and a documented status; all verbs are walked."""
 
+import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import polars as pl
 import pytest
 import yaml
 
+from multigate.configs.contract import Contract
+from multigate.configs.sections.base import parse
 from multigate.verbs import VERBS
 from multigate.verbs.command import main
 
@@ -58,6 +63,19 @@ COLUMN = {
     "trial": "--base TRIED --log SHOWN --settle 0",
 }
 """Verbs that read a log's or a file's columns, with one that is not there."""
+
+OTHERS = {
+    "audit": "--config CONFIG --data LOGS --examples RENAMED --sample 10",
+    "train": "--config CONFIG --examples RENAMED --out OUT",
+    "tune": "--config TUNED --examples RENAMED --out OUT --trials 1",
+    "evaluate": "--version VERSION --examples RENAMED",
+    "export": "--checkpoint CHECKPOINT --examples RENAMED --out OUT",
+    "score": "--version VERSION --examples RENAMED --out OUT.csv",
+    "compare": "--candidate VERSION --examples RENAMED",
+    "explain": "--model VERSION --examples RENAMED --row 0",
+    "candidates": "train --config CONFIG --examples RENAMED --out OUT",
+}
+"""Verbs that read examples, with those of a contract of other names."""
 
 FULL = {
     "init": ("--data LOGS --out OUT", 1_000),
@@ -162,6 +180,8 @@ def words(small_run, tmp_path, request):
     (tmp_path / "out").mkdir()
 
     def make(text: str) -> str:
+        if "RENAMED" in text:
+            places["RENAMED"] = renamed(run / "examples", tmp_path / "renamed")
         if "SERVER" in text:
             places["SERVER"] = request.getfixturevalue("small_target")
         if "TRIED" in text:
@@ -172,6 +192,21 @@ def words(small_run, tmp_path, request):
 
     yield make
     bound.close()
+
+
+NAMES = {"user_id": "reader", "item_id": "thing"}
+
+
+def renamed(examples: Path, target: Path) -> Path:
+    """Examples of a contract in which users and items have other names."""
+    text = (examples / "contract.json").read_text()
+    frozen = json.loads(re.sub('"(user_id|item_id)"', lambda found: f'"{NAMES[found[1]]}"', text))
+    schema = parse(Contract, frozen["contract"], "contract").schema_fingerprint()
+    shutil.copytree(examples, target)
+    (target / "contract.json").write_text(json.dumps(frozen | {"schema_fingerprint": schema}))
+    for path in target.rglob("*.parquet"):
+        pl.read_parquet(path).rename(NAMES, strict=False).write_parquet(path)
+    return target
 
 
 def one_error(text: str) -> str:
@@ -293,6 +328,20 @@ def test_a_column_that_is_not_there(verb, words, tmp_path, capfd):
         assert "item_id" in line
     left = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert [path.name for path in left if not re.fullmatch(_KEPT, path.name)] == []
+
+
+@pytest.mark.parametrize("verb", OTHERS)
+def test_examples_of_another_contract(verb, words, tmp_path, capfd):
+    """Each says in what they differ, before it computes anything."""
+    assert main([verb, *words(OTHERS[verb]).split()]) == 2
+    printed = capfd.readouterr()
+    line = one_error(printed.err)
+    # compare and score take examples that have more than the model needs.
+    columns = {"compare": "column 'user_id' is missing; ", "score": "column 'item_id': expected"}
+    assert columns.get(verb, "user: expected 'user_id', received 'reader'; item: ") in line
+    assert "trial 0" not in printed.err
+    left = [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert [name for name in left if name != ".lock"] == []
 
 
 @pytest.mark.sweep(1)
