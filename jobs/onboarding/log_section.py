@@ -139,8 +139,9 @@ def _waits(labels: Labels) -> float:
 
 
 def _without_ids(roles: Roles) -> dict[str, float]:
-    """The share of rows without a user and without an item, by the column's name."""
-    return {name: roles.columns[name].missing for name in (roles.user, roles.item)}
+    """The share of rows without a user, an item or an event type, by the column's name."""
+    names = [name for name in (roles.user, roles.item, roles.event) if name is not None]
+    return {name: roles.columns[name].missing for name in names}
 
 
 def _positives(roles: Roles, labels: Labels, rows: int) -> float:

@@ -23,7 +23,7 @@ from multigate.pipeline.read.places import buffering, size
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _HEAD = 16  # bytes that tell how a file is compressed
-_SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
+SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 MISSING_END = "what the file held after its end, which is missing"
 _FAILURES = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, pa.ArrowInvalid)
 
@@ -167,7 +167,7 @@ def _kind(start: bytes) -> str | None:
 def _decompress(head: Any, name: str) -> Any:
     start = head.peek(8)
     kind = _kind(start)
-    claimed = _SUFFIXES.get(Path(name).suffix.lower())
+    claimed = SUFFIXES.get(Path(name).suffix.lower())
     if kind is None and claimed is not None:
         raise OSError(f"its name says {claimed}, its first bytes do not" if start else "no bytes")
     if kind == "gzip":

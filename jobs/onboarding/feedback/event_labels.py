@@ -53,7 +53,7 @@ def feedback_events(roles: Roles) -> Labels:
     delays = _delays(roles)
     span = _span_seconds(roles)
     of_items = frame.drop_nulls([roles.user, roles.item])
-    counts = of_items[str(roles.event)].value_counts(sort=True)
+    counts = of_items[str(roles.event)].drop_nulls().value_counts(sort=True)
     others = {kind: n for kind, n in counts.iter_rows() if kind != shown}
     for kind, count in roles.event_counts.items():
         if others.get(kind, 0) < 0.1 * count and kind != shown:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import polars as pl
 import pyarrow.parquet as pq
@@ -24,8 +24,8 @@ from multigate.configs.storage import Place
 from multigate.jobs.onboarding.tables.columns import Column
 from multigate.jobs.onboarding.tables.rows import count_rows
 from multigate.jobs.onboarding.tables.spellings import respell
-from multigate.pipeline.read import drift
-from multigate.pipeline.read.compressed import DamagedError, open_stream
+from multigate.pipeline.read import drift, places
+from multigate.pipeline.read.compressed import SUFFIXES, DamagedError, open_stream
 from multigate.pipeline.read.json_lines import as_text, key_names
 from multigate.pipeline.read.parquet import inner_types
 from multigate.pipeline.read.sources import Shard, expand, read
@@ -65,6 +65,10 @@ class Table:
     """Of requests that are unfolded to the rows of `frame`, as `pipeline.log.explode` takes it."""
 
 
+_Member: TypeAlias = tuple[Shard, dict[str, Any], tuple[str, ...]]
+"""A file of a table, its format and its columns."""
+
+
 def find_tables(data: Place, rows: int) -> list[Table]:
     """The tables of a folder, the largest first.
 
@@ -75,7 +79,7 @@ def find_tables(data: Place, rows: int) -> list[Table]:
     Raises:
         DataError: there is no such folder, or no table in it.
     """
-    groups: dict[str, list[tuple[Shard, dict[str, Any], tuple[str, ...]]]] = {}
+    groups: dict[str, list[_Member]] = {}
     shards = expand(data, ("**/*",))
     for shard in progress.track(shards, "look at files", len(shards), "files"):
         if drift.is_marker(shard.name) or shard.name.lower().endswith(_NO_TABLES):
@@ -84,10 +88,14 @@ def find_tables(data: Place, rows: int) -> list[Table]:
         if found is not None:
             form, columns = found
             key = json.dumps([form, sorted(columns) if form["type"] != "csv" else columns])
-            if form["type"] == "jsonl":  # a name may be absent from a file's first lines
-                key = "jsonl"
+            if form["type"] == "jsonl":
+                key = _alike(columns, groups) or key
             groups.setdefault(key, []).append((shard, form, columns))
-    tables = [_table(members, rows) for members in groups.values()]
+    tables = []
+    for members in groups.values():
+        own = [shard.name for shard, _, _ in members]
+        names = {shard.name for other in groups.values() for shard, _, _ in other} - {*own}
+        tables.append(_table(members, rows, tuple(_pattern(data, own, names))))
     tables = [table for table in tables if len(table.frame)]
     if not tables:
         raise DataError(
@@ -101,7 +109,21 @@ def find_tables(data: Place, rows: int) -> list[Table]:
     return sorted(tables, key=lambda one: -one.rows)
 
 
-def _table(members: list[tuple[Shard, dict[str, Any], tuple[str, ...]]], rows: int) -> Table:
+def _alike(columns: tuple[str, ...], groups: dict[str, list[_Member]]) -> str | None:
+    """The group of JSON lines that a file with these columns belongs to, by its key.
+
+    Names may be absent from a file's first lines, or from all events of a type: half of the names
+    of one of them are enough.  A table of items has hardly more than the id in common with a log.
+    """
+    for key, members in groups.items():
+        known = {name for _, _, names in members for name in names}
+        alike = 2 * len(known & {*columns}) >= min(len(known), len(columns))
+        if members[0][1]["type"] == "jsonl" and alike:
+            return key
+    return None
+
+
+def _table(members: list[_Member], rows: int, names: tuple[str, ...]) -> Table:
     form = members[0][1]
     columns = tuple(dict.fromkeys(name for _, _, names in members for name in names))
     size = sum(shard.size for shard, _, _ in members) / len(members)
@@ -131,7 +153,6 @@ def _table(members: list[tuple[Shard, dict[str, Any], tuple[str, ...]]], rows: i
         rate = sum(count for count, _ in ended) / known if known else None
         sizes = (count_rows(s, each, s.name.endswith(".parquet"), rate) for s, _, _ in members)
         count = max(total, round(sum(sizes)))
-    names = tuple(_pattern([shard.name for shard, _, _ in members]))
     spelled = respell(frame)
     return Table(
         names,
@@ -197,15 +218,38 @@ def _together(frames: list[pl.DataFrame]) -> pl.DataFrame:
     return pl.concat(same, how="diagonal") if same else pl.DataFrame()
 
 
-def _pattern(names: Sequence[str]) -> list[str]:
-    """The names, or a glob where there are many of one folder and suffix."""
+def _pattern(data: Place, names: Sequence[str], others: set[str]) -> list[str]:
+    """The names of a table's files, or, where they are many, globs that match no other table's.
+
+    Args:
+        data: the folder.
+        names: relative to it.
+        others: names of the other tables' files.
+    """
     if len(names) <= 4 or any("#" in name for name in names):
         return [name.partition("#")[0] for name in names if "#" not in name] + sorted(
             {name for name in names if "#" in name}
         )
-    first = Path(names[0])
-    depth = len(first.parts) - 1
-    return ["**/" * bool(depth) + "*" + first.suffix]
+    folders = "**/" * any("/" in name for name in names)
+    start = re.split(r"\d", Path(names[0]).name)[0]  # digits are a file's date or number
+    for globs in (
+        [f"{folders}*{Path(name).suffix}" for name in names],
+        [f"{folders}*{_suffixes(name)}" for name in names],
+        [f"{folders}{start}*{_suffixes(name)}" for name in names],
+        [f"{Path(name).parts[0]}/**/*{_suffixes(name)}" for name in names if folders],
+    ):
+        wanted = sorted({*globs})
+        found = {name for glob in wanted for _, name in places.find(data, glob)}
+        if found >= {*names} and not found & others:
+            return wanted
+    return list(names)
+
+
+def _suffixes(name: str) -> str:
+    """The suffix of a name, such as `.csv.gz`."""
+    path = Path(name)
+    inner = Path(path.stem).suffix if path.suffix in SUFFIXES else ""
+    return inner + path.suffix
 
 
 def _sniff(shard: Shard) -> tuple[dict[str, Any], tuple[str, ...]] | None:

@@ -230,7 +230,7 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
     if visits is not None:
         roles.frame, roles.visits = with_openings(visits, frame, user, item)
     if event is not None:
-        counts = roles.frame[event].value_counts(sort=True)
+        counts = roles.frame[event].drop_nulls().value_counts(sort=True)
         roles.event, roles.impression = event, impression
         roles.event_counts = dict(counts.iter_rows())
         first = f"a {impression!r}"
