@@ -40,9 +40,12 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
         print(f"{key}: {why}", file=sys.stderr)
     for column, why in made.left_out.items():
         print(f"left out: column {column!r}: {why}", file=sys.stderr)
+    for files, why in made.unread.items():
+        print(f"left out: table {files}: {why}", file=sys.stderr)
     if not options.json:
         print(
             f"{options.out}: drafted; every value is a guess. Next: multigate check --config "
             f"{options.out} --data {options.data}"
         )
-    return {"config": str(options.out), "guesses": made.notes, "left_out": made.left_out}
+    guessed = {"guesses": made.notes, "left_out": made.left_out, "unread": made.unread}
+    return {"config": str(options.out)} | guessed

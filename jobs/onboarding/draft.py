@@ -56,6 +56,12 @@ def draft(data: Place, name: str) -> Draft:
     labels = feedback_events(roles) if is_events else feedback_columns(roles)
     made = Draft({}, left_out=dict(labels.afterwards))
     tables = side_tables(roles, others)
+    read = [table for table, _ in tables.values()]
+    made.unread = {
+        ", ".join(table.files): _why_unread(table, roles)
+        for table in others
+        if not any(table is one for one in read)
+    }
     progress.step("features")
     features = column_features(roles, labels, tables, made)
     over_time = roles.time.unknown is None
@@ -137,6 +143,17 @@ def _texts(values: Any) -> set[str]:
     if isinstance(values, list | tuple):
         return set().union(*(_texts(one) for one in values))
     return {values} if isinstance(values, str) else set()
+
+
+def _why_unread(table: Table, roles: Roles) -> str:
+    """Why a table beside the log is none of its side tables."""
+    why = f"{table.rows} rows; no column holds the log's users or items, each once"
+    if roles.user in table.columns and roles.item in table.columns:
+        why += (
+            ". It names both: if its rows are events of this log, write all events into one table, "
+            "with a column that names their type"
+        )
+    return why
 
 
 def _share_shown(roles: Roles) -> float:

@@ -20,6 +20,8 @@ class Draft:
     """Dotted key -> why it was guessed; `left out` for columns that nothing reads."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Column -> why no feature reads it."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """Files of a table that nothing reads -> why, separated by commas."""
 
     def config(self) -> Config:
         """The typed configuration."""
@@ -44,6 +46,9 @@ def as_yaml(made: Draft, data: Place) -> str:
     if made.left_out:
         lines += ["", "# Columns that nothing reads:"]
         lines += [f"#   {name or '(no name)'}: {why}" for name, why in made.left_out.items()]
+    if made.unread:
+        lines += ["", "# Tables that nothing reads:"]
+        lines += [f"#   {name}: {why}" for name, why in made.unread.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,7 @@ from multigate.jobs.onboarding.check import check
 from multigate.jobs.onboarding.draft import draft
 from multigate.jobs.onboarding.tables.raw import find_tables
 from multigate.pipeline.read.sources import expand
+from multigate.verbs.command import main
 
 START = 1_767_225_600  # 2026-01-01
 KINDS = random.Random(1).choices("ABC", k=150)
@@ -110,4 +111,33 @@ def test_rows_without_an_event_type_are_no_type_of_their_own(tmp_path):
     assert "0.7% no 'what'" in made.notes["pipeline.max_reject_rate"]
     assert check(made.config(), tmp_path).facts["rows"]["rejected"] == pytest.approx(
         len(rows) / 150, abs=1
+    )
+
+
+def test_tables_that_nothing_reads_are_told(tmp_path, capfd):
+    """Such as those of a log with a file for each type of event, which no configuration reads."""
+    rows = events()
+    write(
+        tmp_path / "items.jsonl", [{"id": f"s{at}", "kind": kind} for at, kind in enumerate(KINDS)]
+    )
+    for kind, more in (("card", "place"), ("play", "speed")):
+        found = [row for row in rows if row["what"] == kind]
+        lines = [
+            f"{row['at']},{row['who']},{row['on']['id']},{at % 5}" for at, row in enumerate(found)
+        ]
+        (tmp_path / f"{kind}.csv").write_text("\n".join([f"at,who,item,{more}", *lines]) + "\n")
+    played = len(lines)
+    (tmp_path / "rates.csv").write_text("day,euro\n1,1.1\n2,1.2\n3,1.1\n")
+    assert main(["init", "--data", str(tmp_path), "--out", str(tmp_path / "my.yaml")]) == 0
+    told = [
+        line for line in capfd.readouterr().err.splitlines() if line.startswith("left out: table")
+    ]
+    one = f"{played} rows; no column holds the log's users or items, each once"
+    assert told == [
+        f"left out: table play.csv: {one}. It names both: if its rows are events of this log, "
+        "write all events into one table, with a column that names their type",
+        "left out: table rates.csv: 3 rows; no column holds the log's users or items, each once",
+    ]
+    assert (
+        f"# Tables that nothing reads:\n#   play.csv: {one}" in (tmp_path / "my.yaml").read_text()
     )
