@@ -7,13 +7,12 @@ here the configuration is the rule, and the pipeline's own reading and labelling
 import time
 from collections import Counter
 from dataclasses import asdict
-from datetime import UTC, timedelta
 from typing import Any
 
 import polars as pl
 
 from multigate.configs import Config, ConfigError, DataError, progress
-from multigate.configs.files import LABEL, SPLITS, TIME
+from multigate.configs.files import LABEL, SPLITS
 from multigate.configs.sections.nearest import did_you_mean
 from multigate.configs.storage import Place
 from multigate.jobs.onboarding.check_features import (
@@ -27,16 +26,13 @@ from multigate.jobs.onboarding.check_features import (
 )
 from multigate.jobs.onboarding.cost import pipeline_cost, training_cost
 from multigate.jobs.onboarding.findings import Checked, Finding
-from multigate.jobs.onboarding.sample import BadValue, Sample, read_sample
+from multigate.jobs.onboarding.sample import BadValue, Sample, divide, label, read_sample
 from multigate.pipeline.compute import ages, tables
-from multigate.pipeline.compute.examples import make_examples
 from multigate.pipeline.core.columns import check as check_columns
 from multigate.pipeline.core.columns import event_types
-from multigate.pipeline.label import labels, split
 from multigate.pipeline.read import drift, log_end
 from multigate.pipeline.read.inputs import roles
 from multigate.pipeline.read.parse import parse_time
-from multigate.pipeline.stages.labelling import split_limits
 from multigate.pipeline.write import manifest
 
 _PARTS = ("time", "user", "item")
@@ -74,13 +70,8 @@ def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
     if found.fails or not len(sample.events):
         return found
     started = time.process_time()
-    cut_off = config.pipeline.cut_off
-    if cut_off is None:
-        latest = sample.events["time"].max()
-        cut_off = None if latest is None else latest + timedelta(microseconds=1)
-    utc = None if cut_off is None else cut_off.astimezone(UTC)
     progress.step("label the sample")
-    made = make_examples(sample.events, config, side_tables, utc)
+    made = label(sample, config, side_tables)
     seconds = sample.seconds + time.process_time() - started
     impressions = ages.measured(made.impressions, config)
     found.facts["impressions"] = len(impressions)
@@ -102,7 +93,7 @@ def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
             "within, or set pipeline.hold_back: false",
         )
         return found
-    impressions, splits = _split(config, impressions)
+    impressions, splits = divide(config, impressions)
     _check_labels(config, impressions, splits, sample, found)
     progress.step("features")
     check_features(config, impressions, found)
@@ -217,19 +208,6 @@ def _advice(one: BadValue, config: Config) -> str:
         feature = name if name not in _PARTS else getattr(config.contract, name, name)
         return f"; set contract.features.{feature}.dtype: string"
     return ""
-
-
-def _split(config: Config, impressions: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
-    """Divide the sample as the pipeline divides a log; labels under the embargo are masked."""
-    chosen, times = config.pipeline.split, impressions[TIME]
-    cells = split.find_cells(chosen, split.count_cells(times)) if split.by_shares(chosen) else None
-    instants = None if cells is None else split.count_instants(times, cells)
-    starts = split_limits(config, cells, instants).starts
-    seed = config.pipeline.seed
-    splits = split.assign(impressions, config.contract.user, chosen, seed, starts)
-    flags = split.embargoed(config, starts)
-    masked = impressions.with_columns(split=splits).with_columns(labels.masked(flags))
-    return masked.drop("split"), splits
 
 
 def _check_labels(

@@ -9,6 +9,7 @@ from multigate.configs import progress
 from multigate.configs.baselines import LIGHTGBM, is_installed
 from multigate.configs.sections.nearest import listed
 from multigate.configs.storage import Place
+from multigate.jobs.onboarding.bounds import add_bounds
 from multigate.jobs.onboarding.column_features import CLIP, column_features
 from multigate.jobs.onboarding.drafted import Draft
 from multigate.jobs.onboarding.feedback.column_labels import feedback_columns
@@ -34,7 +35,7 @@ _EPOCHS, _RATE = 8, 0.002
 _TRAINING = 0.8  # share of the rows
 
 
-@progress.stepwise("init", 4)
+@progress.stepwise("init", 5)
 def draft(data: Place, name: str) -> Draft:
     """Look at a folder and draft a configuration.
 
@@ -100,6 +101,8 @@ def draft(data: Place, name: str) -> Draft:
     made.notes["pipeline.log.columns"] = "; ".join(
         f"{role}: {why}" for role, why in roles.reasons.items()
     )
+    progress.step("labels of the test split")
+    add_bounds(made, data, _ROWS)
     return made
 
 

@@ -4,18 +4,23 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import UTC, timedelta
 
 import polars as pl
 
 from multigate.configs import Config, progress
+from multigate.configs.files import TIME
 from multigate.configs.sections.log import ParquetFormat
 from multigate.configs.storage import Place
 from multigate.jobs.onboarding.tables.rows import count_rows
+from multigate.pipeline.compute.examples import Bucket, make_examples
 from multigate.pipeline.core.columns import log_features
 from multigate.pipeline.core.facts import ShardFacts
+from multigate.pipeline.label import labels, split
 from multigate.pipeline.read import drift, inputs, log_end
 from multigate.pipeline.read.normalise import normalise
 from multigate.pipeline.read.sources import Chunk, Shard
+from multigate.pipeline.stages.labelling import split_limits
 
 _MOST_FILES = 32
 
@@ -114,6 +119,35 @@ def read_sample(config: Config, data: Place, rows: int) -> Sample:
         else max(looked_at, sum(_rows(config, s, width, rate) for s in files.values())),
         seconds=seconds,
     )
+
+
+def label(sample: Sample, config: Config, side_tables: dict[str, pl.DataFrame]) -> Bucket:
+    """Label the impressions of a sample, as of its end where the configuration has no cut-off.
+
+    Args:
+        sample: with at least one row.
+        config: of the log, the labels and the features.
+        side_tables: `users` and `items`, where the log has them.
+    """
+    cut_off = config.pipeline.cut_off
+    if cut_off is None:
+        latest = sample.events["time"].max()
+        cut_off = None if latest is None else latest + timedelta(microseconds=1)
+    utc = None if cut_off is None else cut_off.astimezone(UTC)
+    return make_examples(sample.events, config, side_tables, utc)
+
+
+def divide(config: Config, impressions: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
+    """Divide the sample as the pipeline divides a log; labels under the embargo are masked."""
+    chosen, times = config.pipeline.split, impressions[TIME]
+    cells = split.find_cells(chosen, split.count_cells(times)) if split.by_shares(chosen) else None
+    instants = None if cells is None else split.count_instants(times, cells)
+    starts = split_limits(config, cells, instants).starts
+    seed = config.pipeline.seed
+    splits = split.assign(impressions, config.contract.user, chosen, seed, starts)
+    flags = split.embargoed(config, starts)
+    masked = impressions.with_columns(split=splits).with_columns(labels.masked(flags))
+    return masked.drop("split"), splits
 
 
 @dataclass(frozen=True)

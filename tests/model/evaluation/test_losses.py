@@ -7,7 +7,7 @@ as between two seeds of one training.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from scipy.stats import norm
 
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.evaluation import Rules
+from multigate.jobs.onboarding.bounds import bound
 from multigate.model.data.rows import Rows
 from multigate.model.evaluation.comparison import compare_scored, reasons_to_refuse, verdict
 from multigate.model.evaluation.losses import losses, too_few_rows
@@ -42,6 +43,7 @@ class Night:
     random: np.random.Generator
     users: int = 600
     lists: int = 10
+    own: dict[str, float] = field(default_factory=dict)  # by task, where it is not OWN
 
     def __post_init__(self) -> None:
         self.user = np.repeat(np.arange(self.users), self.lists)
@@ -66,7 +68,7 @@ class Night:
         """A training with a seed of its own; by task, its true loss of AUC or relative of RMSE."""
         scores = {}
         for task in TASKS:
-            own = OWN[self.contract.tasks[task].type]
+            own = self.own.get(task, OWN[self.contract.tasks[task].type])
             error = np.sqrt(1 - own) * self.alike[task] + np.sqrt(own) * self.errors()
             if task == "rating":
                 wide = SPREAD * (1 + loss.get(task, 0.0))
@@ -117,6 +119,29 @@ def test_a_model_that_is_worse_by_twice_the_bound_is_refused_every_night(contrac
         task, night = TASKS[number % len(TASKS)], Night(contract, random)
         reasons = reasons_to_refuse(night.compare(night.model(**{task: 2 * BOUND})), Rules())
         assert any(line.startswith(f"{task}: the candidate is worse") for line in reasons), reasons
+
+
+@pytest.mark.slow
+def test_bounds_of_small_test_splits_pass_equal_models_and_no_worse_one(
+    contract: Any,
+) -> None:
+    """As `init` drafts them. The fewer labels models learn from, the less they agree."""
+    few = {task: round(rate * 1000) for task, rate in RATES.items()}
+    alone = {task: OWN["binary"] * 400 / count for task, count in few.items()}
+    bounds = {task: bound("binary", count) for task, count in few.items()}
+    bounds["rating"] = bound("regression", few["click"])
+    own = {task: {"largest_loss": one} for task, one in bounds.items()}
+    rules = parse(Rules, {"tasks": own, "largest_ranking_loss": None}, "rules")
+    default = Rules(largest_ranking_loss=None)
+    random = np.random.default_rng(4)
+    nights = [Night(contract, random, users=100, own=alone) for _ in range(NIGHTS)]
+    found = [night.compare(night.model()) for night in nights]
+    assert sum(bool(losses(one, rules)) for one in found) <= 2
+    assert sum(bool(losses(one, default)) for one in found) > NIGHTS / 3
+    for number, night in enumerate(nights):
+        task = TASKS[number % len(TASKS)]
+        worse = night.compare(night.model(**{task: min(2 * bounds[task], 0.3)}))
+        assert any(line.startswith(f"{task}: ") for line in losses(worse, rules)), task
 
 
 def test_a_test_split_that_is_too_small_says_so_and_how_many_rows_it_needs(contract: Any) -> None:
