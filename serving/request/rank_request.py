@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from multigate.configs.contract import LENGTH, PRESENT, VISIT, Contract, Side
+from multigate.configs.sections.nearest import did_you_mean, listed
 from multigate.serving.core.layout import TASK_WEIGHTS, USER_INDEX, Arrays
 from multigate.serving.core.status import InvalidRequestError, MissingValueError, StoreError
 from multigate.serving.feature_store.interface import (
@@ -453,8 +454,11 @@ class RequestReader:
             raise InvalidRequestError(
                 f"{where}: feature {name!r} is of side {home!r}, not {side!r}; send it there"
             )
-        known = ", ".join(self._sides[side]) or "none"
-        raise InvalidRequestError(f"{where}: unknown feature {name!r}; expected some of {known}")
+        known = list(self._sides[side])
+        raise InvalidRequestError(
+            f"{where}: unknown feature {name!r}; {did_you_mean(name, known)}expected some of "
+            f"{listed(known) or 'none'}"
+        )
 
     def _read_weights(self, given: Mapping[str, float]) -> np.ndarray:
         """Task weights (1, T): the request's, else the contract's."""

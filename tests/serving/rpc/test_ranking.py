@@ -264,6 +264,8 @@ def test_contract_says_what_a_request_may_say(client, contract):
         ({"columns": COLUMNS | {"tags": ["a"] * 12}}, "'tags': .* received values without lengths"),
         ({"columns": COLUMNS | {"item_id": ITEMS}}, "'item_id': these values belong in item_id"),
         ({"columns": COLUMNS | {"user_id": ITEMS}}, "feature 'user_id' is of side 'user'"),
+        ({"user": USER | {"contry": "x"}}, "'contry'; did you mean 'country'\\? expected some of"),
+        ({"columns": COLUMNS | {"lenght": [1.0] * 12}}, "'lenght'; did you mean 'length'\\? expec"),
         ({"weights": {"buy": 1}}, "task_weights: unknown task 'buy'; expected some of click, like"),
         ({"weights": {"click": float("nan")}}, "task_weights: task 'click': .* received nan"),
         ({"floors": {"buy": (0, 1)}}, "floors: unknown task 'buy'"),
