@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 from typing import Any
+from unicodedata import combining, normalize
 
 from multigate.configs.contract import VISIT
 from multigate.jobs.onboarding.tables.columns import Column
@@ -76,7 +77,9 @@ class Labels:
 
 def snake(text: str, taken: Any = ()) -> str:
     """A name as features and tasks have it: `eventType` -> `event_type`; none that is taken."""
-    name = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", text).lower()
+    # A letter and its marks are separate characters of this form: ö is o, and not a gap.
+    plain = "".join(one for one in normalize("NFKD", text) if not combining(one))
+    name = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", plain).lower().replace("ß", "ss")
     name = re.sub(r"[^a-z0-9]+", "_", name).strip("_")
     name = re.sub(r"_+", "_", name) or "column"
     if not name[0].isalpha():

@@ -16,6 +16,7 @@ from multigate.configs import DataError, load
 from multigate.jobs.onboarding.check import check
 from multigate.jobs.onboarding.draft import _model, draft
 from multigate.jobs.onboarding.drafted import Draft, as_yaml
+from multigate.jobs.onboarding.feedback.labels import snake
 from multigate.jobs.simulate import simulate
 from multigate.pipeline import job
 from multigate.verbs.command import main
@@ -113,6 +114,19 @@ def read_by(made: Draft) -> dict[str, dict[str, Any]]:
         str(feature.get("column", name)): {k: v for k, v in feature.items() if k != "column"}
         for name, feature in features.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("geöffnet", "geoffnet"),
+        ("Straße", "strasse"),
+        ("qualité vue", "qualite_vue"),
+        ("日", "column"),
+    ],
+)
+def test_names_of_features_and_tasks_keep_letters_with_marks(text, name):
+    assert snake(text) == name
 
 
 def test_an_impression_log(impressions, tmp_path):
