@@ -21,6 +21,7 @@ from multigate.jobs.onboarding.tables.roles import Roles, guess_roles, side_tabl
 from multigate.jobs.onboarding.tables.unfold import unfold
 from multigate.jobs.onboarding.tables.variants import one_spelling
 from multigate.jobs.onboarding.time_features import features_over_time, past_rates, times_of_day
+from multigate.pipeline.read.json_lines import as_text
 
 _ROWS = 200_000
 _SIZES = (
@@ -151,12 +152,24 @@ def _texts(values: Any) -> set[str]:
 def _why_unread(table: Table, roles: Roles) -> str:
     """Why a table beside the log is none of its side tables."""
     why = f"{table.rows} rows; no column holds the log's users or items, each once"
-    if roles.user in table.columns and roles.item in table.columns:
+    if all(_holds(table, name, roles) for name in (roles.user, roles.item)):
         why += (
             ". It names both: if its rows are events of this log, write all events into one table, "
             "with a column that names their type"
         )
     return why
+
+
+def _holds(table: Table, name: str, roles: Roles) -> bool:
+    """Whether a table has a column of the log's, with mostly the same values.
+
+    Files without a header have made-up names, which agree by chance.
+    """
+    if name not in table.frame.columns:
+        return False
+    known = as_text(roles.columns[name].raw).drop_nulls().unique()
+    values = as_text(table.frame[name]).drop_nulls().unique()
+    return float(values.is_in(known.implode()).mean() or 0.0) > 0.5
 
 
 def _share_shown(roles: Roles) -> float:

@@ -127,7 +127,8 @@ def test_tables_that_nothing_reads_are_told(tmp_path, capfd):
         ]
         (tmp_path / f"{kind}.csv").write_text("\n".join([f"at,who,item,{more}", *lines]) + "\n")
     played = len(lines)
-    (tmp_path / "rates.csv").write_text("day,euro\n1,1.1\n2,1.2\n3,1.1\n")
+    # The names are those of the log's users and items, the values are others.
+    (tmp_path / "rates.csv").write_text("who,item,euro\n1,7,1.1\n2,8,1.2\n3,8,1.1\n")
     assert main(["init", "--data", str(tmp_path), "--out", str(tmp_path / "my.yaml")]) == 0
     told = [
         line for line in capfd.readouterr().err.splitlines() if line.startswith("left out: table")
