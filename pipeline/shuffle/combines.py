@@ -12,7 +12,7 @@ from multigate.pipeline.shuffle.parcel import Parcel
 import_beam()
 import apache_beam as beam  # noqa: E402
 
-_PENDING = 16  # tables that are held before they are added up
+_TOGETHER = 16  # tables that are added up at a time, once there are twice as many
 
 
 class ParcelCoder(beam.coders.Coder):
@@ -52,13 +52,15 @@ class AddCounts(beam.CombineFn):
     def merge_accumulators(self, accumulators: Iterable[list[pl.DataFrame]]) -> Any:
         """Take the tables of all.
 
-        They are added up once they hold as many rows as what they are added to: ids that each
-        table has alone, such as users, are else sorted as often as there are tables.
+        The smallest are added up where there are many. Ids that each table has alone, such as
+        users, are so sorted two or three times, and the largest tables only at the end, when
+        nothing else takes memory.
         """
-        tables = [table for accumulator in accumulators for table in accumulator]
-        lengths = [len(table) for table in tables]
-        few = len(tables) < _PENDING or sum(lengths) < 2 * max(lengths)
-        return tables if few else [add_counts(tables)]
+        tables = sorted((one for accumulator in accumulators for one in accumulator), key=len)
+        while len(tables) >= 2 * _TOGETHER:
+            some = add_counts(tables[:_TOGETHER])
+            tables = sorted([some, *tables[_TOGETHER:]], key=len)
+        return tables
 
     def extract_output(self, accumulator: list[pl.DataFrame]) -> pl.DataFrame | None:
         """Add up what is left."""
