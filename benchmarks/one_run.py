@@ -13,12 +13,13 @@ import argparse
 import importlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from turns import cells, summary  # beside this file: another checkout may not have it
 
 HERE = Path(__file__)
 RUNS = 400
@@ -100,12 +101,7 @@ def measure(servers: dict[str, tuple[Path, Path]], candidates: int, rounds: int)
                 times[name].append(found)
     for process in processes.values():
         process.close()
-    ratios = [ours / theirs for ours, theirs in zip(*times.values(), strict=True)]
-    return {
-        "median_ms": {name: round(statistics.median(found), 3) for name, found in times.items()},
-        "best_ms": {name: round(min(found), 3) for name, found in times.items()},
-        "ratio": round(statistics.median(ratios), 3),
-    }
+    return summary(times)
 
 
 def main() -> None:
@@ -133,8 +129,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     for candidates in options.candidates:
         one = found[str(candidates)] = measure(servers, candidates, options.rounds)
-        cells = [f"{one['median_ms'][name]} ({one['best_ms'][name]})" for name in servers]
-        print(f"| {candidates} | {' | '.join(cells)} | {one['ratio']} |", flush=True)
+        print(f"| {candidates} | {cells(one)} |", flush=True)
     print(json.dumps(found))
 
 

@@ -11,7 +11,6 @@ ratios.
 import argparse
 import gc
 import json
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.python_session import PythonSession
 from benchmarks.servers import load_model, rank_requests
+from benchmarks.turns import cells, summary
 
 from multigate.serving.core.layout import RANK
 from multigate.serving.protos import ranking_pb2
@@ -82,12 +82,7 @@ def measure(base: Path, candidates: int, joined: int, rounds: int) -> dict[str, 
     gc.enable()
     for session in sessions.values():
         session.close()
-    ratios = [ours / theirs for ours, theirs in zip(*times.values(), strict=True)]
-    return {
-        "median_ms": {name: round(statistics.median(found), 3) for name, found in times.items()},
-        "best_ms": {name: round(min(found), 3) for name, found in times.items()},
-        "ratio": round(statistics.median(ratios), 3),
-    }
+    return summary(times)
 
 
 def main() -> None:
@@ -103,8 +98,7 @@ def main() -> None:
         for candidates in options.candidates:
             one = measure(options.model_base_path, candidates, joined, options.rounds)
             found[f"{candidates}/{joined}"] = one
-            cells = [f"{one['median_ms'][name]} ({one['best_ms'][name]})" for name in RUNTIMES]
-            print(f"| {candidates} | {joined} | {' | '.join(cells)} | {one['ratio']} |", flush=True)
+            print(f"| {candidates} | {joined} | {cells(one)} |", flush=True)
     print(json.dumps(found))
 
 
