@@ -17,7 +17,7 @@ _FEWEST = 2  # each bucket costs some 0.1 s, however few rows it holds
 _SHARED = 8  # buckets, enough for several workers, of a log worth dividing among them
 _WORTH_SHARING = 16 * _MIB  # bytes that a bucket of such a log holds
 _MOST = 4096
-_LARGE_LOG = 512 * _MIB
+_LARGE_LOG = 512 * _MIB  # whose rows are compressed between stages
 _MOST_OF_ITEMS = 64  # each bucket of users writes to each of items: their product would grow
 
 
@@ -60,7 +60,7 @@ class Plan:
         return self.config.pipeline.bucket_mib * _MIB
 
 
-def size_in_memory(shards: list[Shard]) -> int:
+def _size_in_memory(shards: list[Shard]) -> int:
     """The log's bytes, guessed from those of its files."""
     return sum(shard.size * (_COMPRESSED if shard.compressed else 1) for shard in shards)
 
@@ -71,7 +71,7 @@ def compress_rows(shards: list[Shard]) -> bool:
     Plain, they take some two and a half times the bytes of a log of CSV, more of one of Parquet,
     and up to a tenth less CPU time.
     """
-    return size_in_memory(shards) > _LARGE_LOG
+    return _size_in_memory(shards) > _LARGE_LOG
 
 
 def count_buckets(config: Config, shards: list[Shard]) -> int:
@@ -83,7 +83,7 @@ def count_buckets(config: Config, shards: list[Shard]) -> int:
     """
     if config.pipeline.buckets is not None:
         return config.pipeline.buckets
-    size = size_in_memory(shards)
+    size = _size_in_memory(shards)
     wanted = max(
         2 * size / (config.pipeline.bucket_mib * _MIB), min(size / _WORTH_SHARING, _SHARED)
     )

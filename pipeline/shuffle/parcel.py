@@ -178,9 +178,10 @@ class LocalFiles:
         (batch,) = table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
         path = self._path(kind, origin, part)
         found: list[tuple[int, int, int, int]] = []
+        options = _LZ4 if self.compressed else _PLAIN
         with (
             pa.OSFile(str(path), "wb") as sink,
-            pa.ipc.new_file(sink, table.schema, options=self._options) as file,
+            pa.ipc.new_file(sink, table.schema, options=options) as file,
         ):
             for at, (start, stop) in enumerate(itertools.pairwise(bounds)):
                 if stop > start:
@@ -191,10 +192,6 @@ class LocalFiles:
             (at, Parcel(kind, origin, part, rows_, size, str(path), number))
             for at, number, rows_, size in found
         ]
-
-    @property
-    def _options(self) -> pa.ipc.IpcWriteOptions:
-        return _LZ4 if self.compressed else _PLAIN
 
     def _path(self, kind: str, origin: int, part: int) -> Path:
         return self.folder / f"{kind.replace('/', '-')}-{origin:05d}-{part:05d}.arrow"
