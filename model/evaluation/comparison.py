@@ -22,7 +22,13 @@ from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation.against_baseline import compare_with_baseline, objections
 from multigate.model.evaluation.combine import gains
 from multigate.model.evaluation.evaluate import caveat
-from multigate.model.evaluation.losses import losses, normal_quantile, not_compared, too_few_rows
+from multigate.model.evaluation.losses import (
+    losses,
+    normal_quantile,
+    not_compared,
+    of_task,
+    too_few_rows,
+)
 from multigate.model.evaluation.measures import ranking, tasks
 from multigate.model.evaluation.measures.bootstrap import Interval, Resamples, limits
 from multigate.model.evaluation.paired import in_words, paired_difference, signed
@@ -237,10 +243,7 @@ def _too_low(found: Differences, rules: Rules) -> list[str]:
     areas = {name: task["candidate"] for name, task in compared_tasks(found) if _has_area(task)}
     reasons = []
     for name, area in areas.items():
-        least, key = rules.least_auc, "evaluation.rules.least_auc"
-        own = rules.tasks.get(name, TaskRules()).least_auc
-        if own is not None:
-            least, key = own, f"evaluation.rules.tasks.{name}.least_auc"
+        least, key = of_task(rules, name, "least_auc")
         value = area["value"] or 0.0
         if value + normal_quantile(len(areas)) * (area["error"] or 0.0) < least:
             said = f"AUC {value:.4f} is below the least allowed"

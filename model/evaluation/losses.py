@@ -81,14 +81,19 @@ class Bounded(NamedTuple):
         return f"{100 * value:.2g} %" if self.found["metric"] in RELATIVE else f"{value:.2g}"
 
 
+def of_task(rules: Rules, task: str, name: str) -> tuple[float, str]:
+    """A task's own value of a rule, or that of all tasks, and the configuration's key of it."""
+    own = getattr(rules.tasks.get(task, TaskRules()), name)
+    if own is not None:
+        return own, f"evaluation.rules.tasks.{task}.{name}"
+    return getattr(rules, name), f"evaluation.rules.{name}"
+
+
 def bounded(found: Differences, rules: Rules) -> list[Bounded]:
     """The comparisons with production whose loss is judged."""
     judged = []
     for name, task in compared_tasks(found):
-        own = rules.tasks.get(name, TaskRules()).largest_loss
-        bound, key = rules.largest_loss, "evaluation.rules.largest_loss"
-        if own is not None:
-            bound, key = own, f"evaluation.rules.tasks.{name}.largest_loss"
+        bound, key = of_task(rules, name, "largest_loss")
         judged.append(Bounded(name, task["rows"], task, bound, key))
     ranked, bound_of_ranking = found["ranking"], rules.largest_ranking_loss
     if ranked is not None and bound_of_ranking is not None:
