@@ -1,20 +1,27 @@
-"""Divides large files among workers: plain lines by ranges of bytes, Parquet by row groups.
+"""Divides large files among workers: text by ranges of bytes, Parquet by row groups.
 
-A range of bytes holds the lines that begin in it. Compressed files stay whole, because no reader
-can start in their middle. So does CSV with quotes or escapes, where a line break may belong to a
-field.
+A range of bytes holds the lines that begin in it. In CSV with quotes a line break may belong to a
+field, so that a range begins where a record does. Compressed files stay whole, because no reader
+can start in their middle, and so does CSV with escapes.
 """
 
 import itertools
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from multigate.configs.sections.log import CsvFormat, Format, JsonLinesFormat, ParquetFormat
-from multigate.pipeline.read.sources import Shard
+from multigate.pipeline.read.sources import Shard, read
 
 LONGEST = 32 << 20
+_NEAR = 1 << 18  # bytes in which a record has to begin, and nearly all have to be whole
 
 
 def divide_shards(
@@ -30,11 +37,9 @@ def divide_shards(
         if large and isinstance(form, ParquetFormat):
             divided += _by_row_groups(shard, set(wanted), longest)
         elif large and not shard.compressed and _plain_lines(form):
-            bounds = [*range(0, shard.size, longest), shard.size]
-            divided += [
-                replace(shard, start=start, stop=stop, size=stop - start)
-                for start, stop in itertools.pairwise(bounds)
-            ]
+            divided += _ranges(shard, range(0, shard.size, longest))
+        elif large and not shard.compressed and isinstance(form, CsvFormat) and not form.escape:
+            divided += _by_records(shard, form, wanted, longest)
         else:
             divided.append(shard)
     return divided
@@ -44,6 +49,69 @@ def _plain_lines(form: Format) -> bool:
     if isinstance(form, CsvFormat):
         return not form.quoted and form.escape is None
     return isinstance(form, JsonLinesFormat)
+
+
+def _ranges(shard: Shard, starts: Iterable[int]) -> list[Shard]:
+    return [
+        replace(shard, start=start, stop=stop, size=stop - start)
+        for start, stop in itertools.pairwise([*starts, shard.size])
+    ]
+
+
+def _by_records(shard: Shard, form: CsvFormat, wanted: list[str], longest: int) -> list[Shard]:
+    """Divide CSV with quotes at line breaks outside them.
+
+    All quotes before a line break say whether it is outside, so that the file is read once more.
+    From a store that would be a second download: those files stay whole.
+    """
+    path = shard.path
+    if not isinstance(path, Path):
+        return [shard]
+    bounds = range(0, shard.size, longest)
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            quotes = pool.map(lambda at: _count_quotes(path, at, longest), bounds)
+            before = list(itertools.accumulate(quotes))
+        starts = [0]
+        for at, count in zip(bounds[1:], before, strict=False):
+            start = _next_record(path, at, inside=count % 2 == 1)
+            if start is not None and starts[-1] < start < shard.size:
+                tried = replace(shard, start=start, stop=min(start + _NEAR, shard.size))
+                if _holds_records(tried, form, wanted):
+                    starts.append(start)
+    except OSError:
+        return [shard]  # the reader says what is wrong with it
+    return _ranges(shard, starts) if len(starts) > 1 else [shard]
+
+
+def _count_quotes(path: Path, start: int, size: int) -> int:
+    with path.open("rb") as file:
+        file.seek(start)
+        pieces = iter(lambda: file.read(min(1 << 20, start + size - file.tell())), b"")
+        return sum(int(np.count_nonzero(_bytes(piece) == ord('"'))) for piece in pieces)
+
+
+def _next_record(path: Path, at: int, inside: bool) -> int | None:
+    """Where the first record begins from a byte on, which quotes protect if it is `inside`."""
+    with path.open("rb") as file:
+        file.seek(at)
+        raw = _bytes(file.read(_NEAR))
+    outside = (np.cumsum(raw == ord('"')) + inside) % 2 == 0
+    ends = np.flatnonzero((raw == ord("\n")) & outside)
+    return at + int(ends[0]) + 1 if len(ends) else None
+
+
+def _bytes(data: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8)
+
+
+def _holds_records(part: Shard, form: CsvFormat, wanted: list[str]) -> bool:
+    """Whether nine records of ten are whole.
+
+    Behind a stray quote, what seems outside quotes is inside, and only every other one is.
+    """
+    chunks = list(read(part, form, wanted))
+    return sum(len(one.line) for one in chunks) > 9 * sum(len(one.rejects) for one in chunks)
 
 
 def _by_row_groups(shard: Shard, wanted: set[str], longest: int) -> list[Shard]:

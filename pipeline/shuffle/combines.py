@@ -12,7 +12,7 @@ from multigate.pipeline.shuffle.parcel import Parcel
 import_beam()
 import apache_beam as beam  # noqa: E402
 
-_TOGETHER = 16  # tables that are added up at a time, once there are twice as many
+_TOGETHER = 8  # tables that are added up at a time, once there are twice as many
 
 
 class ParcelCoder(beam.coders.Coder):

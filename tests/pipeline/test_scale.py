@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
@@ -155,6 +156,57 @@ def test_ranges_hold_every_line_once(form, end, longest, tmp_path):
     assert numbers == list(range(1 + csv, 31 + csv))
 
 
+def parts_and_whole(path, longest, form=None):
+    """Rows, lines, texts and rejects of a file's parts together, of the file, and the parts."""
+    form = form or CsvFormat()
+    (whole,) = expand(path.parent, (path.name,))
+    parts = ranges.divide_shards([whole], form, ["a", "b"], longest)
+    found = []
+    for shards in (parts, [whole]):
+        rows, rejects, before = [], [], 0
+        for shard in shards:
+            for chunk in read(shard, form, ["a", "b"]):
+                lines = (chunk.line + before).to_list()
+                rows += zip(lines, *chunk.frame.get_columns(), chunk.text, strict=True)
+                rejects += [(line + before, *rest) for line, *rest in chunk.rejects.rows()]
+            before += ranges.count_lines(shard)
+        found.append((rows, rejects))
+    return *found, parts
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("seed", range(4))
+def test_quoted_files_are_divided_where_a_record_begins(seed, end, tmp_path):
+    """Line breaks, quotes and whole lines inside a field; rows of too many fields; blank lines."""
+    rng = np.random.default_rng(seed)
+    inside = ["x", f'a""b{end}c', f"1,2{end}3,4{end}", f'{end}""', "", "é,"]
+    rows = []
+    for at in range(2000):
+        field = inside[rng.integers(len(inside))]
+        rows.append(f'{at},"{field}"' + (",more" if rng.random() < 0.02 else ""))
+        rows += [""] if rng.random() < 0.02 else []
+    (tmp_path / "log").write_bytes(end.join(["a,b", *rows]).encode())
+    sizes = set()
+    for longest in (701, 4000, 9999):
+        divided, whole, parts = parts_and_whole(tmp_path / "log", longest)
+        assert divided == whole
+        assert len(whole[0]) > 1900 and len(whole[1]) > 10
+        sizes.add(len(parts))
+    assert len(sizes) == 3 and min(sizes) > 2
+
+
+def test_behind_a_stray_quote_a_file_stays_whole(tmp_path):
+    """The reader gives such a quote up after a megabyte; counting quotes cannot know that."""
+    plain = [f"{at},{'x' * 90}" for at in range(12_000)]
+    broken = [f'{at},"x{at},1\n{at},y"' for at in range(30_000)]
+    for stray in ('0,5" screen', "0,5 screen"):
+        (tmp_path / "log").write_text("\n".join(["a,b", *broken, stray, *plain, *broken, ""]))
+        divided, whole, parts = parts_and_whole(tmp_path / "log", 250_000)
+        assert divided == whole
+        assert len(whole[0]) >= 72_000 and len(parts) > 2
+        assert (parts[-1].start > 1_600_000) == ('"' not in stray)
+
+
 def test_row_groups_hold_every_row_once(tmp_path):
     frame = pl.DataFrame({"a": range(1000)})
     frame.write_parquet(tmp_path / "log", row_group_size=100)
@@ -189,7 +241,8 @@ def test_columns_that_nobody_reads_divide_no_file(tmp_path):
 def test_what_cannot_be_divided_stays_whole(tmp_path):
     (tmp_path / "log").write_text('a\n"x\ny"\n')
     (shard,) = expand(tmp_path, ("log",))
-    assert ranges.divide_shards([shard], CsvFormat(), ["a"], 2) == [shard]
+    assert ranges.divide_shards([shard], CsvFormat(escape="\\"), ["a"], 2) == [shard]
+    assert ranges.divide_shards([shard], CsvFormat(), ["a"], 4) == [shard]  # inside the field
     packed = replace(shard, compressed=True)
     assert ranges.divide_shards([packed], CsvFormat(quoted=False), ["a"], 2) == [packed]
 
