@@ -190,9 +190,11 @@ def test_quoted_files_are_divided_where_a_record_begins(seed, end, tmp_path):
     for longest in (701, 4000, 9999):
         divided, whole, parts = parts_and_whole(tmp_path / "log", longest)
         assert divided == whole
-        assert len(whole[0]) > 1900 and len(whole[1]) > 10
+        assert len(whole[0]) > 1900
+        assert len(whole[1]) > 10
         sizes.add(len(parts))
-    assert len(sizes) == 3 and min(sizes) > 2
+    assert len(sizes) == 3
+    assert min(sizes) > 2
 
 
 def test_behind_a_stray_quote_a_file_stays_whole(tmp_path):
@@ -203,7 +205,8 @@ def test_behind_a_stray_quote_a_file_stays_whole(tmp_path):
         (tmp_path / "log").write_text("\n".join(["a,b", *broken, stray, *plain, *broken, ""]))
         divided, whole, parts = parts_and_whole(tmp_path / "log", 250_000)
         assert divided == whole
-        assert len(whole[0]) >= 72_000 and len(parts) > 2
+        assert len(whole[0]) >= 72_000
+        assert len(parts) > 2
         assert (parts[-1].start > 1_600_000) == ('"' not in stray)
 
 
