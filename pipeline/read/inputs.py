@@ -74,13 +74,14 @@ def read_log(config: Config, shard: Shard) -> Iterator[Chunk]:
 def divide_log(config: Config, found: list[Shard]) -> list[Shard]:
     """Divide large files among workers."""
     parts: list[Shard] = []
+    longest = ranges.longest_part(found)
     for feedback in (False, True):
         earlier = [name for names in rename(config, feedback).values() for name in names]
         wanted = [*wanted_columns(config, feedback), *earlier]
         for shard in found:
             if shard.feedback == feedback:
                 format_ = drift.format_of(form(config, feedback), shard.name)
-                parts += ranges.divide_shards([shard], format_, wanted)
+                parts += ranges.divide_shards([shard], format_, wanted, longest)
     return parts
 
 

@@ -20,12 +20,22 @@ from numpy.typing import NDArray
 from multigate.configs.sections.log import CsvFormat, Format, JsonLinesFormat, ParquetFormat
 from multigate.pipeline.read.sources import Shard, read
 
-LONGEST = 32 << 20
+LONGEST = 32 << 20  # bytes of a part, where the log is not larger than _PARTS of them
+_PARTS = 128
 _NEAR = 1 << 18  # bytes in which a record has to begin, and nearly all have to be whole
 
 
+def longest_part(shards: list[Shard]) -> int:
+    """Bytes of the largest part of a log.
+
+    Each part sends something to each bucket. Of a large log, which has many buckets, small parts
+    would make more parcels than the local runner can hold.
+    """
+    return max(LONGEST, sum(shard.size for shard in shards) // _PARTS)
+
+
 def divide_shards(
-    shards: list[Shard], form: Format, wanted: list[str], longest: int = LONGEST
+    shards: list[Shard], form: Format, wanted: list[str], longest: int
 ) -> list[Shard]:
     """Divide the shards that are larger than `longest` bytes and can be divided.
 

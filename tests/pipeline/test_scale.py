@@ -257,7 +257,7 @@ def test_ranges_change_nothing_but_who_reads(counting, tmp_path, monkeypatch, re
         file.write("never,VIEW,i1,u1,s,,phone\n1700000000,VIEW,i1,,s,,phone\n")
     config = counting(**{"pipeline.log.format": {"type": "csv", "quoted": False}})
     whole = job.run(config, tmp_path / "log", tmp_path / "whole")
-    monkeypatch.setattr(ranges.divide_shards, "__defaults__", (2000,))
+    monkeypatch.setattr(ranges, "LONGEST", 2000)
     divided = job.run(config, tmp_path / "log", tmp_path / "divided")
     assert divided == whole
     rejects = [
@@ -300,3 +300,11 @@ def test_rows_are_held_until_a_file_is_worth_it(tmp_path, monkeypatch):
 def gather_users(bucket, found):
     parcels = [parcel for keyed in found for number, parcel in keyed if number == bucket]
     return [user for parcel in parcels for user in parcel.read()["user"]]
+
+
+def test_a_large_log_has_no_more_parts_than_a_small_one():
+    """Each part sends a parcel to each bucket, and a large log has many buckets."""
+    files = [Shard(Path("log"), None, "log", 1 << 30) for _ in range(100)]
+    longest = ranges.longest_part(files)
+    assert sum(-(-file.size // longest) for file in files) <= 200
+    assert ranges.longest_part(files[:1]) == ranges.LONGEST

@@ -276,7 +276,7 @@ def test_a_file_without_its_end_is_cut_off(form, divided, event_config, tmp_path
     formats = {"jsonl": {"type": "jsonl"}, "plain": {"type": "csv", "quoted": False}}
     changes = {"pipeline.log.format": formats.get(form, {"type": "csv"})}
     if divided:
-        monkeypatch.setattr(ranges.divide_shards, "__defaults__", (300,))
+        monkeypatch.setattr(ranges, "LONGEST", 300)
     assert run(event_config(**CHANGES, **changes), tmp_path, tmp_path / "out")["damaged"] == []
     (tmp_path / "log.csv").write_text(whole[: len(whole) - 9])
     with pytest.raises(DataError, match=r"log\.csv: cut off in the middle of its last line; "):
@@ -300,7 +300,7 @@ def test_the_reject_lines_of_a_retried_stage_stay(event_config, tmp_path, monkey
     lines = good()
     lines[5], lines[38] = "soon,VIEW,i,u,s,1,x", "late,VIEW,i,u,s,1,x"
     (tmp_path / "log.csv").write_bytes(text(*lines))
-    monkeypatch.setattr(ranges.divide_shards, "__defaults__", (300,))
+    monkeypatch.setattr(ranges, "LONGEST", 300)
     write = reading.write_rejects
 
     def twice(shard, log, plan):

@@ -106,7 +106,7 @@ def test_one_row_of_2099_is_a_reject_and_moves_nothing(
     rows, longest, event_config, read_examples, tmp_path, monkeypatch
 ):
     if longest is not None:  # the file is read in ranges of bytes
-        monkeypatch.setattr(ranges.divide_shards, "__defaults__", (longest,))
+        monkeypatch.setattr(ranges, "LONGEST", longest)
     config = event_config(**CHANGES, **{"pipeline.log.format": {"type": "csv", "quoted": False}})
     lines = log(rows)
     plain = run(config, write(tmp_path / "plain", lines), tmp_path / "a")
