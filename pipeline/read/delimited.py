@@ -17,6 +17,7 @@ from multigate.configs.sections.log import CsvFormat
 from multigate.pipeline.read.lines import REJECT, Lines
 
 _MARK = 0xFDD0  # characters that Unicode sets aside for use inside a program
+csv.field_size_limit(1 << 30)  # Arrow has no limit, and a log may have fields of any size
 
 
 def parse_header(line: str, form: CsvFormat) -> list[str]:
@@ -105,7 +106,7 @@ def _unmerge(lines: Lines, n: int, form: CsvFormat) -> Lines:
         pieces = [record]
         # Python's parser takes an escaped line break outside quotes for a record's end.
         joined = record if form.escape is None else record.replace(f"{form.escape}\n", " ")
-        if merged and len(_read_record(joined, form) or []) != n:
+        if merged and len(_read_record(joined, form, strict=True) or []) != n:
             pieces = record.split("\n")
         for at, piece in enumerate(pieces):
             if piece.strip():
@@ -115,13 +116,16 @@ def _unmerge(lines: Lines, n: int, form: CsvFormat) -> Lines:
     return Lines(text, pl.Series("line", numbers, dtype=pl.Int64), lines.rejects)
 
 
-def _read_record(record: str, form: CsvFormat) -> list[str] | None:
-    """The fields of a record; None where the text is not exactly one record."""
+def _read_record(record: str, form: CsvFormat, strict: bool = False) -> list[str] | None:
+    """The fields of a record; None where the text is not exactly one record.
+
+    Text behind a closing quote belongs to the field, as with Arrow, unless `strict`.
+    """
     try:
-        parsed = list(csv.reader([record], strict=True, **_dialect(form)))
+        parsed = list(csv.reader([record, ""], strict=strict, **_dialect(form)))
     except csv.Error:
         return None
-    return parsed[0] if len(parsed) == 1 else None
+    return parsed[0] if parsed[1:] == [[]] else None  # an open quote would take the second line
 
 
 def _quoted(
@@ -163,6 +167,8 @@ def _arrow_csv(
     """Parse with Arrow; None where its rows and our records do not match one to one."""
     if len(text) == 0 or text.str.contains("\n", literal=True).any():
         return None
+    if _read_record(text[-1], form) is None:  # Arrow closes an open quote at its end
+        return None
     bad: dict[int, int] = {}
 
     def skip(row: pa.csv.InvalidRow) -> str:
@@ -171,6 +177,8 @@ def _arrow_csv(
 
     names = [_name(at) for at in range(n)]
     data = text.str.join("\n").cast(pl.Binary).item()
+    if b"\r" in data:  # Arrow ends a row there
+        return None
     try:
         table = pa.csv.read_csv(
             pa.py_buffer(data),

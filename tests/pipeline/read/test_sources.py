@@ -230,6 +230,30 @@ def test_quotes_and_line_breaks(tmp_path):
     ]
 
 
+BESIDE_QUOTES = {
+    '"a"b': "ab",  # text behind a closing quote
+    '""b': "b",
+    '"a"b"': 'ab"',
+    'a"b': 'a"b',
+    f'"{"w" * 200_000}"': "w" * 200_000,
+    '"a\rb"': "a\rb",
+    "a\rb": None,
+    '"b': None,
+    'b","c': None,
+}
+
+
+@pytest.mark.parametrize("user", BESIDE_QUOTES, ids=range(len(BESIDE_QUOTES)))
+def test_what_a_record_holds_is_the_same_beside_any_other(user, tmp_path):
+    """One parser takes records of one line, another a block with line breaks in its fields."""
+    for others in (["2,b,x"], ['2,b,"two\nlines"'], ["2,b\rb,x"]):
+        for lines in ([*others, f"1,{user},x"], [f"1,{user},x", *others]):
+            (tmp_path / "log.csv").write_bytes("\n".join(["time,user,note", *lines]).encode())
+            found = rows(chunks(tmp_path, "log.csv", CsvFormat()))
+            kept = [] if BESIDE_QUOTES[user] is None else [("1", BESIDE_QUOTES[user], "x")]
+            assert [row for row in found if row[0] == "1"] == kept
+
+
 def test_lines_are_counted_where_the_last_one_has_no_break(tmp_path):
     (tmp_path / "log.csv").write_text('time,note\n1,"two\nlines"\n2,x')
     assert [line for c in chunks(tmp_path, "log.csv", CsvFormat()) for line in c.line] == [2, 4]
