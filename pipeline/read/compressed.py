@@ -124,9 +124,28 @@ def open_stream(path: Place, member: str | None = None) -> Iterator[Stream]:
             head = raw if hasattr(raw, "peek") else io.BufferedReader(raw)
             stream = stack.enter_context(_decompress(head, member or path.name))
         except (*_FAILURES, NotImplementedError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise DamagedError(f"damaged file, nothing of it was read: {reason}") from None
+            raise _unopened(error) from None
         yield Stream(stream, lambda: not_read(raw.tell(), whole))
+
+
+@contextmanager
+def open_range(path: Place, start: int, stop: int, buffer: int) -> Iterator[Stream]:
+    """Open the lines of a plain file that begin in the bytes [start, stop).
+
+    Raises:
+        DamagedError: the file cannot be opened.
+    """
+    try:
+        raw, whole = path.open("rb", buffer), size(path)
+    except OSError as error:
+        raise _unopened(error) from None
+    with raw:
+        yield Stream(ByteRange(raw, start, stop), lambda: not_read(raw.tell(), whole))
+
+
+def _unopened(error: Exception) -> DamagedError:
+    reason = " ".join(str(error).split())
+    return DamagedError(f"damaged file, nothing of it was read: {reason}")
 
 
 def not_read(at: int, size: int) -> str:

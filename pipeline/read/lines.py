@@ -2,8 +2,8 @@
 
 A block is parsed at once. With quotes, a line break inside quotes belongs to the record, so that a
 record may have several lines. An unclosed quote must not swallow the file: a record longer than
-`_LONGEST` bytes is split into its lines again. Arrow's CSV reader has no line numbers, and stops at
-such a quote.
+`LONGEST_RECORD` bytes is split into its lines again. Arrow's CSV reader has no line numbers, and
+stops at such a quote.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from multigate.pipeline.read.compressed import DamagedError, Stream
 
 _BLOCK = 16 << 20
-_LONGEST = 1 << 20
+LONGEST_RECORD = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _record_ends(data: bytes, quoted: bool, escape: str | None, last: bool) -> N
         closed = np.cumsum(odd) % 2 == 0
         records = ends[closed]
         lengths = np.diff(np.concatenate([[0], records, [len(raw)]]))
-        endless = np.flatnonzero(lengths > _LONGEST)
+        endless = np.flatnonzero(lengths > LONGEST_RECORD)
         if len(endless) == 0:
             break
         # The first line of the endless record becomes a record.

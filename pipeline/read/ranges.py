@@ -7,22 +7,23 @@ can start in their middle, and so does CSV with escapes.
 
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from multigate.configs.sections.log import CsvFormat, Format, JsonLinesFormat, ParquetFormat
-from multigate.pipeline.read.sources import Shard, read
+from multigate.pipeline.read.compressed import DamagedError
+from multigate.pipeline.read.lines import LONGEST_RECORD
+from multigate.pipeline.read.sources import Shard, read_header
 
 LONGEST = 32 << 20  # bytes of a part, where the log is not larger than _PARTS of them
 _PARTS = 128
-_NEAR = 1 << 18  # bytes in which a record has to begin, and nearly all have to be whole
 
 
 def longest_part(shards: list[Shard]) -> int:
@@ -46,82 +47,81 @@ def divide_shards(
         large = shard.size > longest and shard.member is None
         if large and isinstance(form, ParquetFormat):
             divided += _by_row_groups(shard, set(wanted), longest)
-        elif large and not shard.compressed and _plain_lines(form):
-            divided += _ranges(shard, range(0, shard.size, longest))
-        elif large and not shard.compressed and isinstance(form, CsvFormat) and not form.escape:
-            divided += _by_records(shard, form, wanted, longest)
+        elif large and not shard.compressed:
+            starts = _starts(shard, form, longest)
+            divided += _ranges(shard, starts) if len(starts) > 1 else [shard]
         else:
             divided.append(shard)
     return divided
 
 
-def _plain_lines(form: Format) -> bool:
-    if isinstance(form, CsvFormat):
-        return not form.quoted and form.escape is None
-    return isinstance(form, JsonLinesFormat)
+def _starts(shard: Shard, form: Format, longest: int) -> Sequence[int]:
+    """Where the parts of a file of lines begin; only 0 where it stays whole."""
+    anywhere = range(0, shard.size, longest)
+    if isinstance(form, JsonLinesFormat):
+        return anywhere
+    if not isinstance(form, CsvFormat) or form.escape is not None:
+        return [0]
+    try:
+        read_header(shard, form)
+        if not form.quoted:
+            return anywhere
+        if not isinstance(shard.path, Path):
+            return [0]  # counting quotes would be a second download
+        return _record_starts(shard.path, shard.size, longest)
+    except (DamagedError, OSError):
+        return [0]  # the reader says what is wrong with it
 
 
-def _ranges(shard: Shard, starts: Iterable[int]) -> list[Shard]:
+def _ranges(shard: Shard, starts: Sequence[int]) -> list[Shard]:
     return [
         replace(shard, start=start, stop=stop, size=stop - start)
         for start, stop in itertools.pairwise([*starts, shard.size])
     ]
 
 
-def _by_records(shard: Shard, form: CsvFormat, wanted: list[str], longest: int) -> list[Shard]:
-    """Divide CSV with quotes at line breaks outside them.
+def _record_starts(path: Path, size: int, longest: int) -> list[int]:
+    """Divide CSV with quotes at line breaks outside them, which all quotes before them tell.
 
-    All quotes before a line break say whether it is outside, so that the file is read once more.
-    From a store that would be a second download: those files stay whole.
+    So does the reader, until a record is longer than it takes for one, because of a stray quote.
+    Such a record holds a whole piece of half that length. Behind it the file stays whole.
     """
-    path = shard.path
-    if not isinstance(path, Path):
-        return [shard]
-    bounds = range(0, shard.size, longest)
-    try:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            quotes = pool.map(lambda at: _count_quotes(path, at, longest), bounds)
-            before = list(itertools.accumulate(quotes))
-        starts = [0]
-        for at, count in zip(bounds[1:], before, strict=False):
-            start = _next_record(path, at, inside=count % 2 == 1)
-            if start is not None and starts[-1] < start < shard.size:
-                tried = replace(shard, start=start, stop=min(start + _NEAR, shard.size))
-                if _holds_records(tried, form, wanted):
-                    starts.append(start)
-    except OSError:
-        return [shard]  # the reader says what is wrong with it
-    return _ranges(shard, starts) if len(starts) > 1 else [shard]
+    piece = min(longest, LONGEST_RECORD // 2)
+    bounds = range(0, size, longest - longest % piece)
+    starts, inside = [0], False
+    with ThreadPoolExecutor(os.cpu_count()) as pool, path.open("rb") as file:
+        parts = pool.map(lambda at: _count_quotes(path, at, bounds.step, piece), bounds)
+        counts = itertools.chain.from_iterable(parts)
+        for at, quotes in zip(range(0, size, piece), counts, strict=False):
+            end = _record_end(file, at, at + piece, inside)
+            if end is None:
+                break
+            if at and at in bounds and end < size:
+                starts.append(end)
+            inside ^= quotes % 2 == 1
+    return starts
 
 
-def _count_quotes(path: Path, start: int, size: int) -> int:
+def _count_quotes(path: Path, start: int, size: int, piece: int) -> list[int]:
+    """The quotes in each piece of a range of bytes."""
     with path.open("rb") as file:
         file.seek(start)
-        pieces = iter(lambda: file.read(min(1 << 20, start + size - file.tell())), b"")
-        return sum(int(np.count_nonzero(_bytes(piece) == ord('"'))) for piece in pieces)
+        pieces = (np.frombuffer(file.read(piece), np.uint8) for _ in range(0, size, piece))
+        return [int(np.count_nonzero(one == ord('"'))) for one in pieces if len(one)]
 
 
-def _next_record(path: Path, at: int, inside: bool) -> int | None:
-    """Where the first record begins from a byte on, which quotes protect if it is `inside`."""
-    with path.open("rb") as file:
-        file.seek(at)
-        raw = _bytes(file.read(_NEAR))
-    outside = (np.cumsum(raw == ord('"')) + inside) % 2 == 0
-    ends = np.flatnonzero((raw == ord("\n")) & outside)
-    return at + int(ends[0]) + 1 if len(ends) else None
-
-
-def _bytes(data: bytes) -> NDArray[np.uint8]:
-    return np.frombuffer(data, np.uint8)
-
-
-def _holds_records(part: Shard, form: CsvFormat, wanted: list[str]) -> bool:
-    """Whether nine records of ten are whole.
-
-    Behind a stray quote, what seems outside quotes is inside, and only every other one is.
-    """
-    chunks = list(read(part, form, wanted))
-    return sum(len(one.line) for one in chunks) > 9 * sum(len(one.rejects) for one in chunks)
+def _record_end(file: BinaryIO, at: int, stop: int, inside: bool) -> int | None:
+    """Where the first record ends in the bytes [at, stop), which begin `inside` quotes or not."""
+    file.seek(at)
+    while at < stop:
+        line = file.readline(stop - at)
+        at += len(line)
+        inside ^= line.count(b'"') % 2 == 1
+        if not line.endswith(b"\n"):
+            break
+        if not inside:
+            return at
+    return None
 
 
 def _by_row_groups(shard: Shard, wanted: set[str], longest: int) -> list[Shard]:

@@ -4,6 +4,7 @@ A chunk holds the wanted columns as the file gives them; `normalise` checks the 
 lines and damaged files become rejects here.
 """
 
+import csv
 import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,19 +21,18 @@ from multigate.configs.storage import Place
 from multigate.pipeline.read import drift, orc, parquet, places
 from multigate.pipeline.read.compressed import (
     MISSING_END,
-    ByteRange,
     DamagedError,
     Stream,
     compression,
     members,
-    not_read,
+    open_range,
     open_stream,
 )
 from multigate.pipeline.read.delimited import escaped_nulls, parse_delimited, parse_header
 from multigate.pipeline.read.json_lines import key_names, parse_json
 from multigate.pipeline.read.lines import REJECT, Lines, read_lines, reject
 
-_LONGEST_HEADER = 1 << 20
+_HEAD = 1 << 18  # bytes that are read for a header, at least
 _MOST_COLUMNS = 1 << 14  # a file of more is no log; each costs milliseconds
 
 
@@ -166,7 +166,8 @@ def _read(
         raise DamagedError(shard.damage)
     if isinstance(form, CsvFormat):
         with _open(shard) as stream:
-            yield from _read_csv(stream, form, wanted, _header(shard, form))
+            header = None if shard.start == 0 and form.header is None else read_header(shard, form)
+            yield from _read_csv(stream, form, wanted, header)
     elif isinstance(form, JsonLinesFormat):
         with _open(shard) as stream:
             yield from _read_json(stream, wanted, single)
@@ -218,24 +219,46 @@ def _open(shard: Shard) -> Iterator[Stream]:
         with open_stream(shard.path, shard.member) as stream:
             yield stream
     else:
-        with shard.path.open("rb", places.buffering(shard.path)) as raw:
-            size = places.size(shard.path)
-            yield Stream(
-                ByteRange(raw, shard.start, shard.stop), lambda: not_read(raw.tell(), size)
-            )
+        buffer = places.buffering(shard.path)
+        with open_range(shard.path, shard.start, shard.stop, buffer) as stream:
+            yield stream
 
 
-def _header(shard: Shard, form: CsvFormat) -> list[str] | None:
-    """The column names; None where the shard's own first line gives them."""
+def read_header(shard: Shard, form: CsvFormat) -> list[str] | None:
+    """The column names of a plain file, of which the shard may be any part; None of an empty one.
+
+    Raises:
+        DamagedError: the first line cannot be read, so that nothing in the file has a name.
+    """
     if form.header is not None:
         return list(form.header)
-    if shard.start == 0:
-        return None
-    with shard.path.open("rb") as raw:
-        line = raw.readline(_LONGEST_HEADER).removeprefix(b"\xef\xbb\xbf")
-        while line and not line.strip():  # the header is the first line that is not blank
-            line = raw.readline(_LONGEST_HEADER)
-    return parse_header(line.decode(form.encoding, "replace").rstrip("\r\n"), form)
+    with open_range(shard.path, 0, places.size(shard.path), _HEAD) as stream:
+        for lines in read_lines(stream, form.encoding, form.quoted, form.escape, block=_HEAD):
+            header, _ = _take_header(lines, form)
+            if header is not None:
+                return header
+    return None
+
+
+def _take_header(lines: Lines, form: CsvFormat) -> tuple[list[str] | None, Lines]:
+    """The column names in a file's first record, None where it is not among these; the others."""
+    unread = lines.rejects["line"].min()
+    if unread is not None and (not len(lines.text) or unread < lines.number[0]):
+        # Without its first line, nothing in the file has a name.
+        line, reason, text = lines.rejects.row(0)
+        raise DamagedError(reason, line=line, text=text)
+    if not len(lines.text):
+        return None, lines
+    if "\0" in lines.text[0]:
+        raise DamagedError("not text: the first line holds zero bytes")
+    try:
+        header = parse_header(lines.text[0], form)
+    except csv.Error as error:
+        raise DamagedError(f"malformed line: a header with {error}", text=lines.text[0]) from None
+    if len(header) > _MOST_COLUMNS:
+        many = f"malformed line: a header of {len(header)} columns"
+        raise DamagedError(many, text=lines.text[0])
+    return header, replace(lines, text=lines.text[1:], number=lines.number[1:])
 
 
 def _read_csv(
@@ -244,20 +267,9 @@ def _read_csv(
     for block in read_lines(stream, form.encoding, form.quoted, form.escape):
         lines = block
         if header is None:
-            unread = lines.rejects["line"].min()
-            if unread is not None and (not len(lines.text) or unread < lines.number[0]):
-                # Without its first line, nothing in the file has a name.
-                line, reason, text = lines.rejects.row(0)
-                raise DamagedError(reason, line=line, text=text)
-            if not len(lines.text):
+            header, lines = _take_header(block, form)
+            if header is None:
                 continue
-            if "\0" in lines.text[0]:
-                raise DamagedError("not text: the first line holds zero bytes")
-            header = parse_header(lines.text[0], form)
-            if len(header) > _MOST_COLUMNS:
-                many = f"malformed line: a header of {len(header)} columns"
-                raise DamagedError(many, text=lines.text[0])
-            lines = replace(lines, text=lines.text[1:], number=lines.number[1:])
         frame, source, rejects = parse_delimited(lines, header, form, wanted)
         yield Chunk(
             frame,

@@ -197,17 +197,80 @@ def test_quoted_files_are_divided_where_a_record_begins(seed, end, tmp_path):
     assert min(sizes) > 2
 
 
-def test_behind_a_stray_quote_a_file_stays_whole(tmp_path):
+@pytest.mark.parametrize("every", [1, 100])
+def test_behind_a_stray_quote_a_file_stays_whole(every, tmp_path):
     """The reader gives such a quote up after a megabyte; counting quotes cannot know that."""
     plain = [f"{at},{'x' * 90}" for at in range(12_000)]
-    broken = [f'{at},"x{at},1\n{at},y"' for at in range(30_000)]
+    broken = [f'{at},"x{at},1\n{at},y"' if at % every == 0 else f'{at},"x"' for at in range(90_000)]
     for stray in ('0,5" screen', "0,5 screen"):
         (tmp_path / "log").write_text("\n".join(["a,b", *broken, stray, *plain, *broken, ""]))
         divided, whole, parts = parts_and_whole(tmp_path / "log", 250_000)
         assert divided == whole
-        assert len(whole[0]) >= 72_000
+        assert len(whole[0]) >= 190_000
         assert len(parts) > 2
-        assert (parts[-1].start > 1_600_000) == ('"' not in stray)
+        size = (tmp_path / "log").stat().st_size
+        assert (parts[-1].start > size - 600_000) == ('"' not in stray)
+
+
+def test_records_of_almost_the_greatest_length_are_divided(tmp_path):
+    """Each is longer than the pieces whose quotes are counted; another is too long for a record."""
+    for length, parted in ((450_000, True), (1_500_000, False)):
+        rows = [f'{at},"{f"{at}," * (length // 3)}\n"' for at in (10, 11, 12, 13)]
+        (tmp_path / "log").write_text("\n".join(["a,b", *rows, ""]))
+        divided, whole, parts = parts_and_whole(tmp_path / "log", 600_000)
+        assert divided == whole
+        assert (len(parts) > 2) == parted
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+@pytest.mark.parametrize(
+    "header",
+    [b'a,"b\nB"', b'a,"b"\n', b"a,\xff", b"a,b\0", b"a,b" + b"," * 20_000, b"a\rb", b"a,\xc3"],
+)
+def test_parts_have_the_names_that_the_file_has(header, quoted, tmp_path):
+    """A name with a line break, and first lines without which nothing in the file has a name."""
+    (tmp_path / "log").write_bytes(header + b"\n" + b"1,x\n" * 20_000)
+    (whole,) = expand(tmp_path, ("log",))
+    form = CsvFormat(quoted=quoted)
+    parts = ranges.divide_shards([whole], form, ["a", "b"], 30_000)
+    found = [
+        {
+            (chunk.columns, str(chunk.damage))
+            for shard in shards
+            for chunk in read(shard, form, ["a"])
+        }
+        for shards in (parts, [whole])
+    ]
+    assert found[0] == found[1]
+    readable = all(damage == "None" for _, damage in found[0])
+    assert (len(parts) > 2) == readable
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+@pytest.mark.parametrize("length", [0, 2, 4, 20, 4000])
+def test_a_file_that_shrinks_is_read_as_it_is(length, quoted, tmp_path):
+    text = "a,b\n" + "1,x\n" * 2000
+    (tmp_path / "log").write_text(text)
+    form = CsvFormat(quoted=quoted)
+    (whole,) = expand(tmp_path, ("log",))
+    parts = ranges.divide_shards([whole], form, ["a"], 3000)
+    (tmp_path / "log").write_text(text[:length])
+    for shards in (parts, ranges.divide_shards([whole], form, ["a"], 3000)):
+        found = [chunk.line for shard in shards for chunk in read(shard, form, ["a"])]
+        assert sum(map(len, found)) == max(length // 4 - 1, 0)
+
+
+@pytest.mark.parametrize("header", [None, ("a", "b")])
+def test_a_file_that_vanishes_is_damaged(header, tmp_path):
+    (tmp_path / "log").write_text("a,b\n" + '1,"x"\n' * 1000)
+    form = CsvFormat(header=header)
+    (whole,) = expand(tmp_path, ("log",))
+    parts = ranges.divide_shards([whole], form, ["a"], 3000)
+    (tmp_path / "log").unlink()
+    assert ranges.divide_shards([whole], form, ["a"], 3000) == [whole]
+    for shard in (*parts, whole):
+        (chunk,) = read(shard, form, ["a"])
+        assert "nothing of it was read" in str(chunk.damage)
 
 
 def test_row_groups_hold_every_row_once(tmp_path):
