@@ -196,7 +196,7 @@ def _read_head(number: int, shard: Shard, config: Config, rows: int) -> _Head:
         days=log_end.days(events["time"]) if len(events) else {},
         null_like={},
         damage=None,
-        lines=None,
+        lines=0,
         types=types,
     )
     return _Head(frames, bad, facts, width, whole)

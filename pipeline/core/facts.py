@@ -55,8 +55,8 @@ class ShardFacts:
     null_like: dict[str, int]
     """Rows whose user or item may stand for a missing value: `user 'NULL'` and how many."""
     damage: Damage | None
-    lines: int | None
-    """Lines in a range of bytes; None where the shard is no such range."""
+    lines: int
+    """Lines of text that were read, blank ones included; 0 of Parquet and ORC."""
     types: dict[str, str] = field(default_factory=dict)
     """Of Parquet and ORC files, the columns' types."""
     reject_groups: dict[str, tuple[int, int]] = field(default_factory=dict)

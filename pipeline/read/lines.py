@@ -26,13 +26,15 @@ class Lines:
 
     `text` and `number` (B,): the records without their last line break, and the number (from 1) of
     each one's first line. `rejects`: rows (line, reason, text) for what was no text. `unended`: the
-    number of the last record, where the stream ends without a line break.
+    number of the last record, where the stream ends without a line break. `read`: how many lines of
+    the stream were read up to here, whatever they held.
     """
 
     text: pl.Series
     number: pl.Series
     rejects: pl.DataFrame
     unended: int | None = None
+    read: int = 0
 
 
 REJECT = {"line": pl.Int64, "reason": pl.String, "text": pl.String}
@@ -102,8 +104,8 @@ def read_lines(
         lines = _lines(whole, ends, breaks, line, encoding)
         if not piece and whole and not whole.endswith(b"\n") and len(lines.number):
             lines = replace(lines, unended=lines.number[-1])
-        yield lines
         line += breaks
+        yield replace(lines, read=line - 1)
         held, size = [data[cut:]], 0
         if damage is not None:
             damage.line = line

@@ -148,18 +148,3 @@ def _by_row_groups(shard: Shard, wanted: set[str], longest: int) -> list[Shard]:
             parts.append(replace(shard, start=first, stop=at + 1, size=size))
             first, size = at + 1, 0
     return parts or [shard]
-
-
-def count_lines(shard: Shard) -> int:
-    """Count the lines that begin in a range of bytes."""
-    stop = shard.size if shard.stop is None else shard.stop
-    count, at = 0, max(shard.start - 1, 0)
-    with shard.path.open("rb") as file:
-        file.seek(at)
-        while at < stop - 1:
-            piece = file.read(min(1 << 20, stop - 1 - at))
-            if not piece:
-                break
-            count += piece.count(b"\n")
-            at += len(piece)
-    return count + (shard.start == 0)

@@ -77,6 +77,8 @@ class Chunk:
     """Of Parquet and ORC: the wanted columns' types."""
     group_ends: tuple[int, ...] = ()
     """Of Parquet and ORC: how many rows the file has up to the end of each row group."""
+    lines_read: int = 0
+    """Of text: how many lines of the shard were read up to here, blank ones included."""
 
 
 def expand(data: Place, patterns: tuple[str, ...]) -> list[Shard]:
@@ -278,6 +280,7 @@ def _read_csv(
             tuple(header),
             pl.concat([lines.rejects, rejects]),
             _cut_off(lines, rejects),
+            lines_read=lines.read,
         )
 
 
@@ -301,6 +304,7 @@ def _read_json(stream: Stream, wanted: list[str], single: Collection[str]) -> It
             tuple(dict.fromkeys([*frame.columns, *_keys(source.text)])),
             pl.concat([lines.rejects, rejects]),
             _cut_off(lines, rejects),
+            lines_read=lines.read,
         )
 
 

@@ -11,14 +11,13 @@ import polars as pl
 import pyarrow as pa
 
 from multigate.configs.files import ExamplesFolder
-from multigate.configs.sections.log import Format, JsonLinesFormat, OrcFormat, ParquetFormat
+from multigate.configs.sections.log import JsonLinesFormat
 from multigate.pipeline.core.facts import Damage, Day, LogFacts, ShardFacts, Verdict
 from multigate.pipeline.plan import Plan
 from multigate.pipeline.read import drift, erasure, inputs, log_end
 from multigate.pipeline.read.inputs import wanted_columns
 from multigate.pipeline.read.normalise import REJECTS, normalise
 from multigate.pipeline.read.parse import NULL_LIKE
-from multigate.pipeline.read.ranges import count_lines
 from multigate.pipeline.read.sources import Chunk, Shard
 from multigate.pipeline.shuffle.buckets import SpreadBuffer
 from multigate.pipeline.shuffle.parcel import Bundle, Output, Parcel
@@ -62,7 +61,7 @@ def read_shard(shard: tuple[int, Shard], plan: Plan, tables: Bundle) -> Iterator
     columns: list[str] = []
     rejected, late = [pl.DataFrame(schema=REJECTS)], [pl.DataFrame(schema=_LATE)]
     days: dict[int, Day] = {}
-    rows, damage = 0, None
+    rows, lines, damage = 0, 0, None
     held = SpreadBuffer(plan.carrier, plan.buckets, "events", number)
     types: dict[str, str] = {}
     bad_time: str | None = None
@@ -76,6 +75,7 @@ def read_shard(shard: tuple[int, Shard], plan: Plan, tables: Bundle) -> Iterator
             before = rows + len(good) + len(rejects) - 1  # one of the rejects says it
             damage = Damage(source.name, str(chunk.damage), before, chunk.damage.lost)
         rows += len(good) + len(rejects)
+        lines = max(lines, chunk.lines_read)
         reasons.update(rejects["reason"].to_list())
         # A column without values has whatever type its writer chose: of text, often a float.
         types |= {
@@ -115,7 +115,7 @@ def read_shard(shard: tuple[int, Shard], plan: Plan, tables: Bundle) -> Iterator
         days=days,
         null_like=dict(null_like),
         damage=damage,
-        lines=_lines(source, form),
+        lines=lines,
         types=types,
         reject_groups=groups,
         first_group=source.start if types else 0,
@@ -206,14 +206,9 @@ def _inside(window: Window) -> pl.Expr:
     return inside if window.begin is None else inside & (pl.col("time") >= window.begin)
 
 
-def _lines(source: Shard, form: Format) -> int | None:
-    ranged = source.stop is not None and not isinstance(form, ParquetFormat | OrcFormat)
-    return count_lines(source) if ranged else None
-
-
 def judge(shards: Iterable[ShardFacts], plan: Plan) -> LogFacts:
     """Decide whether the log can be used, and where it ends, once all of it is read."""
-    ordered = sorted(shards, key=lambda shard: shard.number)
+    ordered = _of_whole_files(sorted(shards, key=lambda shard: shard.number))
     end, facts = None, ordered
     log = log_end.add(shard.days for shard in ordered)
     if plan.window is None and plan.config.pipeline.cut_off is None:
@@ -231,6 +226,18 @@ def judge(shards: Iterable[ShardFacts], plan: Plan) -> LogFacts:
         end=end,
     )
     return LogFacts(verdict, tuple(facts))
+
+
+def _of_whole_files(ordered: list[ShardFacts]) -> list[ShardFacts]:
+    """The facts with damages that count the rows of the file's earlier parts too."""
+    facts, rows = [], Counter[tuple[str, bool]]()
+    for shard in ordered:
+        damage, file = shard.damage, (shard.file, shard.feedback)
+        if damage is not None:
+            damage = replace(damage, rows=damage.rows + rows[file])
+        facts.append(replace(shard, damage=damage))
+        rows[file] += shard.rows
+    return facts
 
 
 def _without_late(shard: ShardFacts, end: datetime) -> ShardFacts:
@@ -255,9 +262,7 @@ def write_rejects(shard: tuple[int, Iterable[Parcel]], log: LogFacts, plan: Plan
         found.append(rows.select(*REJECTS))
     of_file = {s.number: (s.file, s.feedback) for s in log.shards}
     before = sum(
-        s.lines or 0
-        for s in log.shards
-        if of_file[s.number] == of_file[number] and s.number < number
+        s.lines for s in log.shards if of_file[s.number] == of_file[number] and s.number < number
     )
     rejects = pl.concat([pl.DataFrame(schema=REJECTS), *reversed(found)])
     if len(rejects):

@@ -21,6 +21,7 @@ from multigate.configs.files import ExamplesFolder
 from multigate.configs.storage import Address
 from multigate.pipeline.core.runner import BEAMS_RUNNER
 from multigate.pipeline.job import run
+from multigate.pipeline.read import places, ranges, sources
 from multigate.pipeline.write import data_report
 from multigate.verbs.command import main
 
@@ -87,6 +88,31 @@ def test_the_launching_process_copies_no_part(here, bucket, monkeypatch):
     assert {path.name for path in local} == {"identity", "report.json", "totals.json"}
     run(config, log, expected.parent / "scanned")
     assert data_report.read(bucket.address / "out") == data_report.read(expected.parent / "scanned")
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+def test_a_large_log_is_downloaded_once(quoted, bucket, event_config, tmp_path, monkeypatch):
+    """Parts count their lines while they read them; quotes before a part are not counted there."""
+    log = write_log(tmp_path / "log", files=1, rows=20_000, users=20)
+    (path,) = log.iterdir()
+    address = bucket.address / "log" / path.name
+    address.upload(path)
+    received = []
+    readinto = storage._Object.readinto
+
+    def watched(self, buffer):
+        received.append(readinto(self, buffer))
+        return received[-1]
+
+    monkeypatch.setattr(storage._Object, "readinto", watched)
+    monkeypatch.setattr(sources, "_HEAD", 1 << 10)
+    monkeypatch.setattr(places, "buffering", lambda _: 1 << 12)
+    monkeypatch.setattr(ranges, "LONGEST", 300_000)
+    config = event_config(**{"pipeline.log.format": {"type": "csv", "quoted": quoted}})
+    run(config, bucket.address / "log", tmp_path / "there")
+    assert sum(received) < 1.5 * path.stat().st_size  # with some for names, and between parts
+    rejects = pl.read_parquet(tmp_path / "there" / "rejects" / "*.parquet")
+    assert rejects["line"].to_list() == [20_002]
 
 
 def test_what_stands_at_an_address_is_not_removed(here, bucket):

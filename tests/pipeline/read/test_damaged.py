@@ -279,7 +279,8 @@ def test_a_file_without_its_end_is_cut_off(form, divided, event_config, tmp_path
         monkeypatch.setattr(ranges, "LONGEST", 300)
     assert run(event_config(**CHANGES, **changes), tmp_path, tmp_path / "out")["damaged"] == []
     (tmp_path / "log.csv").write_text(whole[: len(whole) - 9])
-    with pytest.raises(DataError, match=r"log\.csv: cut off in the middle of its last line; "):
+    said = r"log\.csv: cut off in the middle of its last line; 39 rows were read, lost: "
+    with pytest.raises(DataError, match=said):
         run(event_config(**CHANGES, **changes), tmp_path, tmp_path / "cut")
     # A malformed line with an end is a line like any other.
     (tmp_path / "log.csv").write_text(whole[: len(whole) - 9] + "\n")
