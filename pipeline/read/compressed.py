@@ -51,10 +51,11 @@ class Stream:
     Args:
         raw: the stream.
         lost: says what was not read so far.
+        first: whether it begins where the file does.
     """
 
-    def __init__(self, raw: Any, lost: Callable[[], str]) -> None:
-        self._lost = lost
+    def __init__(self, raw: Any, lost: Callable[[], str], first: bool = True) -> None:
+        self._lost, self.first = lost, first
         # read1 returns what one step of decompression gave, so that no good byte before the
         # damage is lost. Arrow's stream has no read1: it gets small pieces.
         self._read = getattr(raw, "read1", raw.read)
@@ -140,7 +141,8 @@ def open_range(path: Place, start: int, stop: int, buffer: int) -> Iterator[Stre
     except OSError as error:
         raise _unopened(error) from None
     with raw:
-        yield Stream(ByteRange(raw, start, stop), lambda: not_read(raw.tell(), whole))
+        lines = ByteRange(raw, start, stop)
+        yield Stream(lines, lambda: not_read(raw.tell(), whole), first=start == 0)
 
 
 def _unopened(error: Exception) -> DamagedError:

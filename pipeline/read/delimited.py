@@ -177,7 +177,8 @@ def _arrow_csv(
 
     names = [_name(at) for at in range(n)]
     data = text.str.join("\n").cast(pl.Binary).item()
-    if b"\r" in data:  # Arrow ends a row there
+    # Arrow ends a row at the one and skips the other.
+    if b"\r" in data or data.startswith(b"\xef\xbb\xbf"):
         return None
     try:
         table = pa.csv.read_csv(

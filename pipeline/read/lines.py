@@ -57,7 +57,7 @@ def read_lines(
 
     Args:
         stream: bytes of text.
-        encoding: `utf-8` or `latin-1`. A byte order mark at the beginning is skipped.
+        encoding: `utf-8` or `latin-1`. A byte order mark at a file's beginning is skipped.
         quoted: whether double quotes protect line breaks.
         escape: a character that protects the quote or line break behind it.
         block: bytes in a block, at least.
@@ -68,7 +68,7 @@ def read_lines(
     Raises:
         DamagedError: the rest of the stream cannot be read; all whole lines before it were given.
     """
-    line, held, size, first, skipping = 1, [b""], 0, True, False
+    line, held, size, first, skipping = 1, [b""], 0, stream.first, False
     while True:
         try:
             piece = stream.read()

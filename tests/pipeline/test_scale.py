@@ -264,6 +264,16 @@ def test_a_file_that_shrinks_is_read_as_it_is(length, quoted, tmp_path):
         assert sum(map(len, found)) == max(length // 4 - 1, 0)
 
 
+@pytest.mark.parametrize("quoted", [False, True])
+def test_a_byte_order_mark_is_one_at_a_files_beginning_alone(quoted, tmp_path):
+    """Files of which each began with one may be put together."""
+    (tmp_path / "log").write_bytes(b"\xef\xbb\xbfa,b\n" * 100)
+    for longest in (95, 97, 104):
+        divided, whole, parts = parts_and_whole(tmp_path / "log", longest, CsvFormat(quoted=quoted))
+        assert divided == whole
+        assert len(parts) > 2
+
+
 @pytest.mark.parametrize("header", [None, ("a", "b")])
 def test_a_file_that_vanishes_is_damaged(header, tmp_path):
     (tmp_path / "log").write_text("a,b\n" + '1,"x"\n' * 1000)

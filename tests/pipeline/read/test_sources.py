@@ -316,6 +316,8 @@ def test_json_lists_survive_lines_without_them(tmp_path):
 class Pieces:
     """A stream that gives a few bytes at a time."""
 
+    first = True
+
     def __init__(self, data, size):
         self.pieces = [data[at : at + size] for at in range(0, len(data), size)]
 
