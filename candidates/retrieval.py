@@ -1,4 +1,4 @@
-"""The two-tower model: towers, the retrieval task with its corrections, and the index."""
+"""The two-tower model: towers, the loss of pairs, and the index."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,6 @@ import numpy as np
 from multigate.candidates.keras2 import tf, tfrs
 from multigate.candidates.pairs import Catalogue, Pairs, tower_features
 from multigate.candidates.towers import Tables, Tower, embedded
-from multigate.configs.contract import IdFeature
 from multigate.configs.sections.candidates import CandidatesConfig
 from multigate.model.data.encoding import Encoder
 
@@ -19,10 +18,10 @@ _ROWS = 4096  # users or items that a tower computes together
 class Retrieval(tfrs.Model):
     """Scores of all items for a user, as products of the towers' vectors.
 
-    The loss is the softmax cross-entropy of a pair's own item among the items of its batch.
-    Frequent items are negatives more often; the log of their share is subtracted from their scores
-    (the sampling-bias correction), so that the scores estimate what the user wants. Items of the
-    batch that equal the pair's own are not negatives.
+    The loss is the softmax cross-entropy of a pair's own item: among all items, after `against`,
+    else among those of its batch. In a batch frequent items are negatives more often: the log of
+    their share is subtracted from their scores (the sampling-bias correction), so that both losses
+    have the same aim. Items of the batch that equal the pair's own are not negatives.
 
     Args:
         encoder: encoder of the examples.
@@ -32,6 +31,7 @@ class Retrieval(tfrs.Model):
     def __init__(self, encoder: Encoder, config: CandidatesConfig) -> None:
         super().__init__(name="candidates")
         self.encoder, self.config = encoder, config
+        self._all: dict[str, Tensor] | None = None
         contract = encoder.contract
         self.user_features, self.item_features = tower_features(contract)
         names = embedded(contract, [*self.user_features, *self.item_features])
@@ -49,35 +49,43 @@ class Retrieval(tfrs.Model):
             ),
         )
 
+    def against(self, items: Catalogue) -> None:
+        """Learn a pair's item among all of these, not only among those of its batch."""
+        self._all = {name: tf.constant(values) for name, values in items.features.items()}
+
     def compute_loss(self, inputs: Mapping[str, Tensor], training: bool = False) -> Tensor:
         """Loss of a batch of pairs.
 
         Args:
             inputs: encoded user and item features; `item` (B,), the item's number in the catalogue;
-                `share` (B,), its share of the training pairs; `hidden` (B,), whether the user's id
-                is hidden.
+                `share` (B,), its share of the training pairs; `hidden_users` (B,) and
+                `hidden_items` (I,), whose ids are hidden.
             training: part of Keras's signature; not used.
         """
-        contract = self.encoder.contract
-        users = {name: inputs[name] for name in inputs}
-        user = contract.features[contract.user]
-        assert isinstance(user, IdFeature)
-        # A hidden user gets the first code of ids that are not in the vocabulary.
-        users[contract.user] = tf.where(inputs["hidden"], 1, inputs[contract.user])
+        contract, hidden = self.encoder.contract, inputs["hidden_items"]
+        users = self.user_tower(_with_hidden(inputs, contract.user, inputs["hidden_users"]))
+        if self._all is not None:
+            items = self.item_tower(_with_hidden(self._all, contract.item, hidden))
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                labels=inputs["item"],
+                logits=tf.linalg.matmul(users, items, transpose_b=True) / self.config.temperature,
+            )
+            return tf.reduce_mean(losses)
+        hidden = tf.gather(hidden, inputs["item"])
         return self.retrieval(
-            self.user_tower(users),
-            self.item_tower(inputs),
+            users,
+            self.item_tower(_with_hidden(inputs, contract.item, hidden)),
             candidate_sampling_probability=inputs["share"],
             candidate_ids=inputs["item"],
             compute_metrics=False,
         )
 
     def item_vectors(self, catalogue: Catalogue) -> np.ndarray:
-        """Vectors (I, D) float32 of all items."""
+        """Vectors (I, D + 1) float32 of all items."""
         return _in_batches(self.item_tower, catalogue.features, len(catalogue))
 
     def user_vectors(self, pairs: Pairs) -> np.ndarray:
-        """Vectors (N, D) float32 of the users of pairs."""
+        """Vectors (N, D + 1) float32 of the users of pairs."""
         features = {
             name: values
             for name, values in pairs.features.items()
@@ -118,6 +126,11 @@ def recall_of_pairs(
         )
     share = float(known.mean())
     return {k: share * float(value) for k, value in zip(ks, metric.result(), strict=True)}
+
+
+def _with_hidden(inputs: Mapping[str, Tensor], name: str, hidden: Tensor) -> dict[str, Tensor]:
+    """The features with the first code of ids that are not in the vocabulary where hidden."""
+    return {**inputs, name: tf.where(hidden, 1, inputs[name])}
 
 
 def _in_batches(tower: Tower, encoded: Mapping[str, np.ndarray], rows: int) -> np.ndarray:

@@ -55,12 +55,14 @@ class Tables(tf.Module):
 
 
 class Tower(tf.Module):
-    """Encoded features of one side to vectors (B, D).
+    """Encoded features of one side to vectors (B, D + 1).
 
     Ids are embedded, lists and the n-grams of texts are embedded and averaged, numbers and
     vectors enter as they are encoded. Hidden layers and a linear map of all of them make the
     vector. The embeddings of the side's own id and of the lists are also added to the output, so
-    that without hidden layers the model contains plain matrix factorisation.
+    that without hidden layers the model contains plain matrix factorisation. One number more, a
+    linear map of the same inputs, says how wanted an item is by all, and how much that counts for
+    a user.
 
     Args:
         contract: says what kind each feature is.
@@ -92,9 +94,15 @@ class Tower(tf.Module):
             )
             for place, units in enumerate([*config.units, config.embedding_dim])
         ]
+        self.all = tf.keras.layers.Dense(
+            1,
+            kernel_initializer="zeros",
+            bias_initializer="zeros" if name == "item" else "ones",
+            name=f"{name}_all",
+        )
 
     def __call__(self, encoded: Mapping[str, Tensor]) -> Tensor:
-        """Vectors (B, D), of length 1 where `normalise` is set.
+        """Vectors (B, D + 1); their first D numbers have length 1 where `normalise` is set.
 
         Args:
             encoded: the side's features, see `model.data.encoding.Encoder`.
@@ -123,10 +131,12 @@ class Tower(tf.Module):
             ):
                 parts.append(encoded[name + PRESENT][:, None])
         x = tf.concat(parts, axis=1)
+        by_all = self.all(x)
         for layer in self.layers:
             x = layer(x)
         x += tf.add_n(direct)
-        return tf.math.l2_normalize(x, axis=1) if self._normalise else x
+        x = tf.math.l2_normalize(x, axis=1) if self._normalise else x
+        return tf.concat([x, by_all], axis=1)
 
     def _pool(self, name: str, codes: Tensor) -> Tensor:
         """Mean of a list's vectors (B, D); zeros for an empty list."""

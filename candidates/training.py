@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from multigate.candidates.batches import Batches, hidden_shares
 from multigate.candidates.keras2 import tf
 from multigate.candidates.pairs import (
     Catalogue,
@@ -83,7 +84,7 @@ def train(config: Config, examples: Path, out: Path, *, show: Any = print) -> Tr
         encoder = Encoder.read(folder)
         pairs = read_pairs(examples, "train", encoder, task)
         held_out = read_pairs(examples, "validation", encoder, task)
-        items = catalogue_of_splits(examples, encoder, ("train", "validation"))
+        items = catalogue_of_splits(examples, encoder, ("train",))
         model = make(encoder, config)
         history = _fit(model, pairs, held_out, items, folder, show)
         write_json(folder / HISTORY, {"epochs": history})
@@ -154,16 +155,16 @@ def _fit(
     """Train until the validation recall stops rising; write the best epoch's weights."""
     config = model.config
     model.compile(optimizer=tf.keras.optimizers.Adam(config.learning_rate))
-    places = np.searchsorted(items.ids, pairs.items).astype(np.int32)
-    share = (np.bincount(places, minlength=len(items)) / len(pairs)).astype(np.float32)
-    columns = pairs.features | {"item": places, "share": share[places]}
-    tensors = {name: tf.constant(values) for name, values in columns.items()}
+    if len(items) <= config.softmax_items:
+        model.against(items)
+    hidden = hidden_shares(model.encoder.contract, config, held_out)
+    batches = Batches(pairs, items, config, hidden)
     history: list[Epoch] = []
     k = config.recall_at
     epochs = range(1, config.epochs + 1)
     for number in progress.track(epochs, "train", len(epochs), "epochs"):
         started = time.perf_counter()
-        loss = model.fit(_epoch(tensors, len(pairs), config, number), verbose=0).history["loss"][0]
+        loss = model.fit(batches.epoch(number), verbose=0).history["loss"][0]
         if not np.isfinite(loss):
             raise ModelError(
                 f"epoch {number}: the loss is not finite; lower candidates.learning_rate (now "
@@ -190,22 +191,6 @@ def _fit(
     return history
 
 
-def _epoch(tensors: dict[str, Any], rows: int, config: Any, number: int) -> Any:
-    """Batches of one epoch; order and hidden users are functions of seed and epoch alone."""
-    random = np.random.default_rng([config.seed, number])
-    order = random.permutation(rows)
-    hidden = random.random(rows) < config.hidden_users
-    size = config.batch_size
-    # A smaller last batch is left out: its rows would have fewer negatives, one row none at all.
-    whole = max(rows - rows % size, min(rows, size))
-    index = tf.data.Dataset.from_tensor_slices((order[:whole], hidden[:whole])).batch(size)
-
-    def gather(chosen: Any, hide: Any) -> dict[str, Any]:
-        return {name: tf.gather(v, chosen) for name, v in tensors.items()} | {"hidden": hide}
-
-    return index.map(gather).prefetch(4)
-
-
 def _empty_row(encoder: Encoder) -> dict[str, np.ndarray]:
     """Encoded features of one row in which every value is missing."""
     contract = encoder.contract
@@ -230,4 +215,6 @@ def _variables(model: Retrieval) -> dict[str, Any]:
         for place, layer in enumerate(tower.layers):
             found[f"{tower.name}/{place}/kernel"] = layer.kernel
             found[f"{tower.name}/{place}/bias"] = layer.bias
+        found[f"{tower.name}/all/kernel"] = tower.all.kernel
+        found[f"{tower.name}/all/bias"] = tower.all.bias
     return found

@@ -36,9 +36,12 @@ class CandidatesConfig(Frozen):
     """Width of every embedding, and of the towers' output."""
     units: tuple[Width, ...] = ()
     """Widths of each tower's hidden ReLU layers; with none, a tower is a linear map."""
-    hidden_users: float = Field(0.1, ge=0, lt=1)
+    hidden_users: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, examples=[0.5])
     """Share of the training rows whose user id is hidden, so that the tower learns to serve unknown
-    users."""
+    users. Default: the share of them on the validation split, at least 0.1 and at most 0.9."""
+    hidden_items: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, examples=[0.5])
+    """Share of the items whose id is hidden in each step, so that the tower learns to place new
+    ones. Default: as for users."""
     normalise: bool = True
     """Whether scores are cosines instead of dot products."""
     temperature: float = Field(0.1, gt=0)
@@ -46,7 +49,10 @@ class CandidatesConfig(Frozen):
     epochs: int = Field(20, ge=1)
     """Most passes over the pairs."""
     batch_size: int = Field(1024, ge=2)
-    """Pairs per step; each one's negatives are the other pairs' items."""
+    """Pairs per step."""
+    softmax_items: int = Field(100_000, ge=0)
+    """Up to so many items, all others are a pair's negatives; with more items, those of the other
+    pairs in its batch."""
     learning_rate: float = Field(2e-3, gt=0)
     """Learning rate of Adam."""
     patience: int = Field(2, ge=1)

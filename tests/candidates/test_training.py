@@ -1,5 +1,6 @@
 """Training the two towers: the loss by hand, repeatability, and what is refused."""
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -7,11 +8,21 @@ import sys
 import numpy as np
 import pytest
 
-from multigate.candidates.pairs import catalogue, catalogue_of_splits, positive_task, read_pairs
+from multigate.candidates.batches import hidden_shares
+from multigate.candidates.pairs import (
+    catalogue,
+    catalogue_of_splits,
+    positive_task,
+    read_pairs,
+)
 from multigate.candidates.retrieval import recall_of_pairs
 from multigate.candidates.training import load, train
 from multigate.configs.errors import ConfigError, DataError, ModelError
 from multigate.configs.files import SPLITS
+
+
+def nothing_hidden(users, items):
+    return {"hidden_users": np.zeros(users, bool), "hidden_items": np.zeros(items, bool)}
 
 
 def test_the_loss_corrects_for_frequency_and_forgives_accidental_hits(trained):
@@ -21,8 +32,7 @@ def test_the_loss_corrects_for_frequency_and_forgives_accidental_hits(trained):
     inputs = {name: values[rows] for name, values in pairs.features.items()}
     items = np.asarray([4, 7, 4, 1, 0, 7], np.int32)  # two pairs of equal items
     share = np.asarray([0.1, 0.2, 0.1, 0.05, 0.3, 0.2], np.float32)
-    hidden = np.zeros(6, bool)
-    loss = model.compute_loss(inputs | {"item": items, "share": share, "hidden": hidden})
+    loss = model.compute_loss(inputs | {"item": items, "share": share} | nothing_hidden(6, 8))
     users = np.asarray(model.user_tower(inputs), np.float64)
     vectors = np.asarray(model.item_tower(inputs), np.float64)
     logits = users @ vectors.T / model.config.temperature - np.log(share)
@@ -32,16 +42,64 @@ def test_the_loss_corrects_for_frequency_and_forgives_accidental_hits(trained):
     assert float(loss) == pytest.approx(-np.diag(log_softmax).mean(), rel=1e-4)
 
 
-def test_hidden_users_come_in_as_unseen_ones(trained):
+def test_against_all_items_the_loss_is_their_softmax(trained):
     model, config, _ = load(trained.checkpoint)
     pairs = read_pairs(trained.examples, "test", model.encoder, positive_task(config))
-    rows = np.arange(4)
-    inputs = {name: values[rows] for name, values in pairs.features.items()}
-    batch = inputs | {"item": rows.astype(np.int32), "share": np.full(4, 0.1, np.float32)}
-    hidden = model.compute_loss(batch | {"hidden": np.ones(4, bool)})
-    unseen = batch | {model.encoder.contract.user: np.ones(4, np.int32)}
-    assert float(hidden) == float(model.compute_loss(unseen | {"hidden": np.zeros(4, bool)}))
-    assert float(hidden) != float(model.compute_loss(batch | {"hidden": np.zeros(4, bool)}))
+    items = catalogue_of_splits(trained.examples, model.encoder, SPLITS)
+    inputs = {name: values[:6] for name, values in pairs.features.items()}
+    places = np.searchsorted(items.ids, pairs.items[:6]).astype(np.int32)
+    model.against(items)
+    loss = model.compute_loss(inputs | {"item": places} | nothing_hidden(6, len(items)))
+    logits = np.asarray(model.user_tower(inputs), np.float64) @ model.item_vectors(items).T
+    logits /= model.config.temperature
+    own = np.take_along_axis(logits, places[:, None], axis=1)[:, 0]
+    expected = np.log(np.exp(logits).sum(axis=1)) - own
+    assert float(loss) == pytest.approx(expected.mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("side", ["users", "items"])
+def test_the_share_of_hidden_ids_is_that_of_validations_unknown_ones(trained, side):
+    model, config, _ = load(trained.checkpoint)
+    pairs = read_pairs(trained.examples, "validation", model.encoder, positive_task(config))
+    contract, options = config.contract, config.candidates
+    name = contract.user if side == "users" else contract.item
+
+    def share(options, held_out=pairs, contract=contract):
+        return getattr(hidden_shares(contract, options, held_out), side)
+
+    for unknown, expected in ((0, 0.1), (50, 0.5), (100, 0.9)):
+        codes = np.full(len(pairs), 7, np.int32)
+        codes[: len(pairs) * unknown // 100] = 1
+        held_out = dataclasses.replace(pairs, features=pairs.features | {name: codes})
+        assert share(options, held_out) == pytest.approx(expected, abs=0.01)
+    assert share(options.model_copy(update={f"hidden_{side}": 0.25})) == 0.25
+    hashed = contract.features[name].model_copy(update={"hash_buckets": 64})
+    features = {**contract.features, name: hashed}
+    assert share(options, contract=contract.model_copy(update={"features": features})) == 0
+
+
+@pytest.mark.parametrize("all_items", [False, True])
+def test_hidden_ids_come_in_as_unseen_ones(trained, all_items):
+    model, config, _ = load(trained.checkpoint)
+    contract = model.encoder.contract
+    pairs = read_pairs(trained.examples, "test", model.encoder, positive_task(config))
+    items = catalogue_of_splits(trained.examples, model.encoder, SPLITS)
+    places = np.searchsorted(items.ids, pairs.items[:4]).astype(np.int32)
+    inputs = {name: values[:4] for name, values in pairs.features.items()}
+    batch = inputs | {"item": places, "share": np.full(4, 0.1, np.float32)}
+    batch |= nothing_hidden(4, len(items))
+    unseen = np.zeros(len(items), np.int32) + 1
+
+    def loss(catalogue=items, **changes):
+        model.against(catalogue) if all_items else None
+        return float(model.compute_loss(batch | changes))
+
+    plain = loss()
+    without_users = loss(hidden_users=np.ones(4, bool))
+    assert without_users == loss(**{contract.user: np.ones(4, np.int32)}) != plain
+    without_items = loss(hidden_items=np.ones(len(items), bool))
+    other = dataclasses.replace(items, features=items.features | {contract.item: unseen})
+    assert without_items == loss(other, **{contract.item: np.ones(4, np.int32)}) != plain
 
 
 @pytest.mark.long
@@ -79,7 +137,7 @@ pipeline:
     columns: {time: time, user: user_id, item: item_id}
   split: {by: time, validation: 0.1, test: 0.1}
 candidates: {embedding_dim: 8, epochs: 12, batch_size: 128, learning_rate: 0.01, patience: 12,
-  hidden_users: 0, recall_at: 5}
+  hidden_users: 0, hidden_items: 0, recall_at: 5}
 """
 
 
