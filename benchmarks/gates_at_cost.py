@@ -6,8 +6,8 @@
 Trains the configuration with each gate, E experts of the configuration's units and k chosen, each
 seed anew; exports it; and calls the exported version as the server does (`rank`, one user, 100
 candidates).  The teacher is left out, so that what a gate is worth is not hidden behind trees.
-`shared_bottom` is one expert for all tasks, `single_task` a model of one expert for each task,
-whose costs add up.
+`shared_bottom` is one expert for all tasks, `wide bottom` one that is E times as wide, and
+`single_task` a model of one expert for each task, whose costs add up.
 
 The cost is the CPU time of a call over its candidates: the lower quartile over turns with the
 shared bottom, which is measured again beside each version, so that the ratio outlives the machine.
@@ -54,7 +54,8 @@ GATES: dict[str, dict[str, Any]] = {
     "comet": {"name": "comet", "entropy_weight": 0.01},
 }
 BASELINES = (SHARED_BOTTOM, SINGLE_TASK)
-WITHOUT_CHOICE = "softmax"  # weighs every expert
+WIDE_BOTTOM = "wide bottom"
+WITHOUT_CHOICE = ("softmax", WIDE_BOTTOM)  # evaluate all that they have
 CANDIDATES = 100
 SECONDS = 2.0
 """Of calls, for each version."""
@@ -67,10 +68,10 @@ def wanted(options: argparse.Namespace) -> Iterator[Row]:
             if name in options.gates:
                 yield dict(zip(KEY, (options.name, name, 1, 1, seed), strict=True))
         for experts in options.experts:
-            for gate in [name for name in options.gates if name in GATES]:
-                for chosen in [experts] if gate == WITHOUT_CHOICE else options.chosen:
+            for gate in [name for name in options.gates if name not in BASELINES]:
+                for chosen in [experts] if gate in WITHOUT_CHOICE else options.chosen:
                     least = 2 if gate == "moesart" else 1  # its router learns from a second one
-                    if gate == WITHOUT_CHOICE or least <= chosen < experts:
+                    if gate in WITHOUT_CHOICE or least <= chosen < experts:
                         yield dict(
                             zip(KEY, (options.name, gate, experts, chosen, seed), strict=True)
                         )
@@ -82,11 +83,14 @@ def configured(config: Config, key: Row) -> Config:
     values["train"] |= {"seed": key["seed"], "teacher": None}
     if key["gate"] in GATES:
         gate = dict(GATES[key["gate"]])
-        if key["gate"] != WITHOUT_CHOICE:
+        if key["gate"] not in WITHOUT_CHOICE:
             gate["num_selected"] = key["chosen"]
         shared = gate.pop("shared_gate", "none")
         values["model"] |= {"gate": gate, "gates": {}, "shared_gate": shared}
         values["model"]["experts"] |= {"count": key["experts"], "own": 0}
+    if key["gate"] == WIDE_BOTTOM:
+        units = [width * key["experts"] for width in values["model"]["experts"]["units"]]
+        values["model"]["experts"]["units"] = units
     return parse(Config, values, str(key))
 
 
@@ -119,7 +123,7 @@ class Measured:
             found |= {"evaluated": len(parts), "ratio": sum(ratio for ratio, _ in costs)}
             found["microseconds"] = sum(one for _, one in costs)
         else:
-            if key["gate"] == SHARED_BOTTOM:
+            if key["gate"] in (SHARED_BOTTOM, WIDE_BOTTOM):
                 config = baseline(config, SHARED_BOTTOM)
             found = self.trained(config, self.binary)
             version = found.pop("version")
@@ -209,7 +213,7 @@ def _picture(found: dict[tuple[Any, ...], list[Row]]) -> None:
                     float(np.mean([row["ratio"] for row in rows])),
                     *mean_and_error([row["test_auc"] for row in rows]),
                     f"{key[2]}/{key[3]}"
-                    if gate in GATES and gate != WITHOUT_CHOICE
+                    if gate in GATES and gate not in WITHOUT_CHOICE
                     else str(key[2]),
                 )
                 for key, rows in same.items()
@@ -238,7 +242,7 @@ def main() -> None:
     parser.add_argument("--examples", type=Path)
     parser.add_argument("--work", type=Path, help="folder for checkpoints and versions")
     parser.add_argument("--name", help="of the data in the table; by default the configuration's")
-    known = [*BASELINES, *GATES]
+    known = [*BASELINES, WIDE_BOTTOM, *GATES]
     parser.add_argument("--gates", nargs="+", choices=known, default=known)
     parser.add_argument("--experts", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
     parser.add_argument("--chosen", type=int, nargs="+", default=[1, 2, 4])
