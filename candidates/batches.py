@@ -8,7 +8,7 @@ from multigate.candidates.keras2 import tf
 from multigate.candidates.pairs import Catalogue, Pairs
 from multigate.configs.contract import Contract
 from multigate.configs.sections.candidates import CandidatesConfig
-from multigate.model.training.unknown_ids import LEAST, MOST, unknown_shares
+from multigate.model.training.unknown_ids import bounded, unknown_shares
 
 
 class Hidden(NamedTuple):
@@ -67,7 +67,7 @@ def hidden_shares(contract: Contract, config: CandidatesConfig, held_out: Pairs)
     def share(name: str, given: float | None) -> float:
         if not contract.unknown_codes(contract.vocabulary_of(name)):
             return 0.0
-        return min(max(unknown[name], LEAST), MOST) if given is None else given
+        return bounded(unknown[name]) if given is None else given
 
     return Hidden(
         share(contract.user, config.hidden_users), share(contract.item, config.hidden_items)

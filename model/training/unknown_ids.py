@@ -18,6 +18,11 @@ MOST = 0.9
 """Largest share that is replaced unless the configuration asks for more."""
 
 
+def bounded(share: float, least: float = LEAST) -> float:
+    """The share of ids to replace in training, of the share that validation does not know."""
+    return min(max(share, least), MOST)
+
+
 def unknown_shares(contract: Contract, validation: Encoded) -> dict[str, float]:
     """Share of the ids that are not in the vocabulary, by feature that uses one.
 
@@ -49,7 +54,7 @@ def dropout_shares(
     found = {}
     for name, share in unknown.items():
         least = LEAST if contract.vocabulary_of(name) in own else 0.0
-        measured = min(max(share, least), MOST)
+        measured = bounded(share, least)
         everywhere = measured if config.id_dropout is None else config.id_dropout
         found[name] = config.id_dropouts.get(name, everywhere)
     return found
