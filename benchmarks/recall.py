@@ -5,9 +5,9 @@
 
 MovieLens 1M is the preset `movielens_time`, Deskdrop the preset of its name; both are split by
 time.  What users touched before is known to all methods alike, see `candidates.evaluation`; the
-towers read the preset's other features too, ALS, cosine and popularity ids alone.  ALS is the `implicit` package's, with the best
-of a small grid on the *test* questions themselves, which favours it.  Prints tables and, last, one
-JSON line.
+towers read the preset's other features too, ALS, cosine and popularity ids alone.  ALS is the
+`implicit` package's, with the best of a small grid on the *test* questions themselves, which
+favours it.  Prints tables and, last, one JSON line.
 """
 
 import argparse
