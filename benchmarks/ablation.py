@@ -1,13 +1,14 @@
-"""What each part of the ranker is worth: the preset, and the preset without one part.
+"""What each part of the ranker is worth: the preset, and the preset with one part changed.
 
     python benchmarks/ablation.py --config deskdrop --data FOLDER --work FOLDER [--seeds 3]
         [--page docs/modelling.md]
 
 Makes the examples once with as-of rates and once without, trains each variant with each seed and
 measures the test split: AUC of binary tasks, RMSE over the label's deviation on the training scale
-of regression tasks, after an affine fit on the validation split (an export calibrates).  Each run
-is one line of WORK/ablation-NAME.jsonl: started again, the benchmark goes on where it was stopped.
-Prints a table, writes it into the page between its marks, and prints one JSON line last.
+of regression tasks, after an affine fit on the validation split (an export calibrates).  The mean
+AUC of the binary tasks stands beside the validation split's, by which a user has to choose.  Each
+run is one line of WORK/ablation-NAME.jsonl: started again, the benchmark goes on where it was
+stopped.  Prints a table, writes it into the page between its marks, and prints one JSON line last.
 """
 
 import argparse
@@ -19,23 +20,28 @@ from typing import Any
 import numpy as np
 from papers.rows import Row, Rows, cell, replace_table
 
+WITHOUT_RATES = "without as-of rates"
+BEFORE = "none of rates, id dropout, wide term, match and length"
+ONE_WIDE = "one expert as wide as all"
+LISTS, WIDE, GATE, TEACHER = "model.lists", "model.wide", "model.gate", "train.teacher"
+ONE_EXPERT = {GATE: {"name": "softmax"}, "model.experts.count": 1}
 VARIANTS: dict[str, dict[str, Any]] = {
     "whole": {},
-    "without as-of rates": {"rates": None},
-    "without id dropout": {"id_dropout": 0.0},
-    "without the wide term": {"wide": None},
-    "without match of lists": {"lists": {"length": True, "match": False}},
-    "without length of lists": {"lists": {"length": False, "match": True}},
-    "with weights of pairs": {"wide": {"crosses": 8192}},
-    "with held embeddings": {"wide": {"embeddings": 10.0}},
-    "softmax over all experts": {"gate": {"name": "softmax"}},
-    "none of these, as before": {
-        "rates": None,
-        "id_dropout": 0.0,
-        "wide": None,
-        "lists": {"length": False, "match": False},
-    },
+    "without a teacher": {TEACHER: None},
+    WITHOUT_RATES: {},
+    "without id dropout": {"model.id_dropout": 0.0},
+    "without the wide term": {WIDE: None},
+    "without match of lists": {LISTS: {"length": True, "match": False}},
+    "without length of lists": {LISTS: {"length": False, "match": True}},
+    BEFORE: {"model.id_dropout": 0.0, WIDE: None, LISTS: {"length": False, "match": False}},
+    "with weights of pairs": {WIDE: {"crosses": 8192}},
+    "with held embeddings": {WIDE: {"embeddings": 10.0}},
+    "one gate of all tasks": {"model.shared_gate": "all"},
+    "softmax over all experts": {GATE: {"name": "softmax"}},
+    "one expert": ONE_EXPERT,
+    ONE_WIDE: ONE_EXPERT,
 }
+"""Settings by dotted name, and what `run` does by the variant's own."""
 
 
 def main() -> None:
@@ -68,25 +74,26 @@ def run(options: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
     from multigate.configs import load
     from multigate.configs.config import Config
     from multigate.configs.sections.base import parse
+    from multigate.jobs.tune import with_settings
     from multigate.model.training import train
     from multigate.pipeline import job
 
-    changes = dict(VARIANTS[variant])
-    values = load(options.config).model_dump(mode="json")
-    if changes.pop("rates", "kept") is None:
-        features = values["contract"]["features"]
+    config = load(options.config)
+    examples = options.work / config.name
+    if variant in (WITHOUT_RATES, BEFORE):
+        values = config.model_dump(mode="json")
         kinds = ("label_rate", "label_mean", "label_count")
         values["contract"]["features"] = {
             name: feature
-            for name, feature in features.items()
+            for name, feature in values["contract"]["features"].items()
             if not any(feature.get(kind) for kind in kinds)
         }
-        examples = options.work / f"{values['name']}-without-rates"
-    else:
-        examples = options.work / values["name"]
-    values["model"] |= changes
-    values["train"]["seed"] = seed
-    config = parse(Config, values, variant)
+        config, examples = parse(Config, values, variant), options.work / f"{config.name}-rateless"
+    settings = VARIANTS[variant] | {"train.seed": seed}
+    if variant == ONE_WIDE:
+        experts = config.model.experts
+        settings["model.experts.units"] = [width * experts.count for width in experts.units]
+    config = with_settings(config, settings)
     if not examples.exists():
         job.run(config, options.data, examples)
     checkpoint = options.work / "checkpoint"
@@ -98,7 +105,7 @@ def run(options: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
 
 
 def measure(checkpoint: Path, examples: Path) -> dict[str, Any]:
-    """AUC or RMSE over deviation of each task on the test split."""
+    """AUC or RMSE over deviation of each task on the test split, and mean AUC on both."""
     from multigate.model.checkpoints import checkpoint as checkpoints
     from multigate.model.data.examples import read_split, targets
     from multigate.model.evaluation.evaluate import Predictions
@@ -112,6 +119,7 @@ def measure(checkpoint: Path, examples: Path) -> dict[str, Any]:
         logits[split] = Predictions(loaded.ranker, contract, statistics, rows).logits
         labels[split] = targets(rows, contract, statistics).astype(np.float64)
     found: dict[str, float] = {}
+    areas: dict[str, list[float]] = {split: [] for split in logits}
     for t, (name, task) in enumerate(contract.tasks.items()):
         pairs = {
             split: (logits[split][name][known].astype(np.float64), labels[split][known, t])
@@ -120,11 +128,15 @@ def measure(checkpoint: Path, examples: Path) -> dict[str, Any]:
         }
         z, y = pairs["test"]
         if task.type == "binary":
-            found[name] = float(auc_by_list(np.zeros(len(y), np.int64), y, z)[0])
+            for split, (logit, label) in pairs.items():
+                one_list = np.zeros(len(label), np.int64)
+                areas[split].append(float(auc_by_list(one_list, label, logit)[0]))
+            found[name] = areas["test"][-1]
             continue
         slope, offset = np.polyfit(*pairs["validation"], 1)
         found[name] = float(np.sqrt(np.mean((slope * z + offset - y) ** 2)) / y.std())
-    return {"measures": found}
+    means = {f"mean AUC, {split}": float(np.mean(areas[split])) for split in ("validation", "test")}
+    return {"measures": means | found}
 
 
 def draw(rows: list[Row]) -> list[str]:
@@ -137,7 +149,7 @@ def draw(rows: list[Row]) -> list[str]:
     for variant in VARIANTS:
         found = [row["measures"] for row in rows if row["variant"] == variant]
         if found:
-            cells = [cell([measures[task] for measures in found], 3) for task in tasks]
+            cells = [cell([measures[task] for measures in found], 4) for task in tasks]
             lines.append(f"| {variant} | " + " | ".join(cells) + " |")
     return lines
 
