@@ -5,27 +5,24 @@ import math
 from multigate.configs import Config
 from multigate.configs.files import LABEL
 from multigate.configs.sections.evaluation import Rules
-from multigate.configs.storage import Place
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.sample import divide, label, read_sample
-from multigate.pipeline.compute import tables
+from multigate.jobs.onboarding.sample import Labelled
 
 _ENOUGH = {"binary": 400, "regression": 1000}
 """Labels of the test split, of the rarer class, with which the default bound is three standard
 errors of the difference between two models that are equally good."""
 
 
-def add_bounds(made: Draft, data: Place, rows: int) -> None:
+def add_bounds(made: Draft, labelled: Labelled) -> None:
     """Give tasks of few labels a bound of their own, which chance hardly takes equal models beyond.
 
     Args:
         made: a whole draft; gets the bounds and their reasons.
-        data: the folder of the log.
-        rows: how many rows to look at.
+        labelled: a sample of the log.
     """
     config = made.config()
     bounds = {}
-    for task, few in _tested(config, data, rows).items():
+    for task, few in _tested(config, labelled).items():
         kind = config.contract.tasks[task].type
         if 0 < few < _ENOUGH[kind]:
             bounds[task] = {"largest_loss": bound(kind, few)}
@@ -54,22 +51,14 @@ def bound(kind: str, few: int) -> float:
     return min(math.ceil(100 * wide) / 100, 1.0)
 
 
-def _tested(config: Config, data: Place, rows: int) -> dict[str, int]:
+def _tested(config: Config, labelled: Labelled) -> dict[str, int]:
     """By task, how many labels the test split of the log has, about; of a binary one the rarer."""
-    sample = read_sample(config, data, rows)
-    if not len(sample.events):
-        return {}
-    read = {source: tables.read_table(config, data, source) for source in ("users", "items")}
-    made = label(sample, config, {name: one for name, one in read.items() if one is not None})
-    if not len(made.impressions):
-        return {}
-    impressions, splits = divide(config, made.impressions)
-    test, found = impressions.filter(splits == "test"), {}
+    test, found = labelled.impressions.filter(labelled.splits == "test"), {}
     for name, task in config.contract.tasks.items():
         if task.label.rule == "impression":  # its negatives are drawn, as many as one likes
             continue
         labels = test[LABEL + name].drop_nulls()
         ones = int((labels == 1).sum())
         few = min(ones, len(labels) - ones) if task.type == "binary" else len(labels)
-        found[name] = round(few * sample.log_rows / max(sample.rows, 1))
+        found[name] = round(few * labelled.times)
     return found

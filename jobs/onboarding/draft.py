@@ -16,11 +16,17 @@ from multigate.jobs.onboarding.feedback.column_labels import feedback_columns
 from multigate.jobs.onboarding.feedback.event_labels import feedback_events
 from multigate.jobs.onboarding.feedback.weights import guess_weight
 from multigate.jobs.onboarding.log_section import pipeline_section
+from multigate.jobs.onboarding.past_rates import (
+    add_first_values,
+    add_tastes,
+    of_users_and_items,
+)
+from multigate.jobs.onboarding.sample import label_sample
 from multigate.jobs.onboarding.tables.raw import Table, find_tables
 from multigate.jobs.onboarding.tables.roles import Roles, guess_roles, side_tables
 from multigate.jobs.onboarding.tables.unfold import unfold
 from multigate.jobs.onboarding.tables.variants import one_spelling
-from multigate.jobs.onboarding.time_features import features_over_time, past_rates, times_of_day
+from multigate.jobs.onboarding.time_features import features_over_time, times_of_day
 from multigate.pipeline.read.json_lines import as_text
 
 _ROWS = 200_000
@@ -74,8 +80,10 @@ def draft(data: Place, name: str) -> Draft:
     contract: dict[str, Any] = {role: made.notes.pop(f"{role} feature") for role in roles.ids} | {
         "features": features
     }
+    firsts: list[str] = []
     if over_time and any(one["label"]["rule"] != "impression" for one in labels.tasks.values()):
-        contract["rates"] = past_rates(roles, log, tables, features, contract, made)
+        contract["rates"] = of_users_and_items(roles, made)
+        firsts = add_first_values(roles, log, tables, features, made)
     contract["tasks"] = labels.tasks
     for task, why in labels.reasons.items():
         made.notes[f"contract.tasks.{task}"] = why
@@ -102,8 +110,12 @@ def draft(data: Place, name: str) -> Draft:
     made.notes["pipeline.log.columns"] = "; ".join(
         f"{role}: {why}" for role, why in roles.reasons.items()
     )
-    progress.step("labels of the test split")
-    add_bounds(made, data, _ROWS)
+    progress.step("labels of the sample")
+    labelled = label_sample(made.config(), data, _ROWS)
+    if "rates" in contract:
+        add_tastes(made, labelled, firsts)
+    if labelled is not None:
+        add_bounds(made, labelled)
     return made
 
 

@@ -28,6 +28,18 @@ class Draft:
         return parse(Config, self.values, "the draft")
 
 
+def drop_feature(made: Draft, name: str) -> None:
+    """Take a feature out of a draft, with the rule that its column is derived by."""
+    del made.values["contract"]["features"][name]
+    made.notes.pop(f"contract.features.{name}", None)
+    pipeline = made.values["pipeline"]
+    for section in (*pipeline.values(), pipeline["log"].get("feedback")):
+        if isinstance(section, dict) and "derive" in section:
+            section["derive"].pop(name, None)
+            if not section["derive"]:
+                del section["derive"]
+
+
 def as_yaml(made: Draft, data: Place) -> str:
     """The draft as commented YAML."""
     lines = [

@@ -13,6 +13,7 @@ from multigate.configs.files import TIME
 from multigate.configs.sections.log import ParquetFormat
 from multigate.configs.storage import Place
 from multigate.jobs.onboarding.tables.rows import count_rows
+from multigate.pipeline.compute import tables
 from multigate.pipeline.compute.examples import Bucket, make_examples
 from multigate.pipeline.core.columns import log_features
 from multigate.pipeline.core.facts import ShardFacts
@@ -135,6 +136,39 @@ def label(sample: Sample, config: Config, side_tables: dict[str, pl.DataFrame]) 
         cut_off = None if latest is None else latest + timedelta(microseconds=1)
     utc = None if cut_off is None else cut_off.astimezone(UTC)
     return make_examples(sample.events, config, side_tables, utc)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The labelled impressions of a sample."""
+
+    impressions: pl.DataFrame
+    """Columns as in the examples of a log."""
+    splits: pl.Series
+    """Of each: `train`, `validation` or `test`."""
+    times: float
+    """How many times as many rows the log has as the sample, about."""
+
+
+def label_sample(config: Config, data: Place, rows: int) -> Labelled | None:
+    """Read a sample of a log, label it and divide it; None where it holds no impression.
+
+    Args:
+        config: of the log, the labels and the features.
+        data: its folder.
+        rows: how many rows to read in all, about.
+
+    Raises:
+        DataError: no such folder, or no file for a pattern.
+    """
+    sample = read_sample(config, data, rows)
+    if not len(sample.events):
+        return None
+    read = {source: tables.read_table(config, data, source) for source in ("users", "items")}
+    made = label(sample, config, {name: one for name, one in read.items() if one is not None})
+    if not len(made.impressions):
+        return None
+    return Labelled(*divide(config, made.impressions), sample.log_rows / max(sample.rows, 1))
 
 
 def divide(config: Config, impressions: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:

@@ -1,4 +1,4 @@
-"""Drafts the features that are computed over time: hours, histories, counters, rates."""
+"""Drafts the features that are computed over time: hours, histories, counters."""
 
 from datetime import timedelta
 from typing import Any
@@ -7,9 +7,7 @@ import polars as pl
 
 from multigate.jobs.onboarding.drafted import Draft
 from multigate.jobs.onboarding.feedback.labels import Labels, snake
-from multigate.jobs.onboarding.tables.raw import Table
 from multigate.jobs.onboarding.tables.roles import Roles
-from multigate.pipeline.read.derive import first
 
 _SAME = 0.95
 _ONE_TELLS = 0.1  # labels that the prior weighs as much as
@@ -125,60 +123,3 @@ def features_over_time(
         f"how items do at the moment; windows for a log of {days:.0f} days"
     )
     return free
-
-
-def past_rates(
-    roles: Roles,
-    log: Table,
-    tables: dict[str, tuple[Table, str]],
-    features: dict[str, Any],
-    contract: dict[str, Any],
-    made: Draft,
-) -> dict[str, Any]:
-    """Past labels of the user, the item, and the user by categories of the item.
-
-    A list's first value is a category; it is added to the features.
-    """
-    if roles.is_stranger:
-        made.notes["contract.rates"] = "how the past labels of items came out"
-        return {"of": ["item"], "tasks": "all"}
-    of: list[Any] = ["user", "item"]
-    kinds = {
-        name: feature
-        for name, feature in features.items()
-        if feature["kind"] == "id" and feature["side"] == "item" and name != contract["item"]
-    }
-    # Names of kinds, such as topics, before codes and prices that are written as whole numbers.
-    for name, feature in sorted(kinds.items(), key=lambda one: one[1].get("dtype") == "int"):
-        column = feature.get("column", name)
-        source = feature.get("source")
-        values = roles.frame[column] if source is None else tables[source][0].frame[column]
-        if 3 <= values.n_unique() <= 200:
-            of.append(["user", name])
-            break
-    made.notes["contract.rates"] = "how the past labels came out; they tell most about rare tasks"
-    lists = {
-        name: feature
-        for name, feature in features.items()
-        if feature["kind"] == "id_list" and feature["side"] == "item" and "history" not in feature
-    }
-    for name, feature in lists.items():
-        column, source = feature.get("column", name), feature.get("source")
-        table = log if source is None else tables[source][0]
-        mark = feature.get("separator", "|")
-        values = table.derived[column] if column in table.derived else table.frame[column]
-        firsts = first(values, mark)
-        if not 3 <= firsts.n_unique() <= 200:
-            continue
-        made_name = snake(f"main_{name}", {**features, **_names(roles)})
-        rule = {"first": column} | ({"separator": mark} if mark != "|" else {})
-        table.derive[made_name] = rule
-        features[made_name] = {"kind": "id", "side": "item", "missing": "indicator"} | (
-            {} if source is None else {"source": source}
-        )
-        made.notes[f"contract.features.{made_name}"] = (
-            f"the first of {column!r}: a rate of the past has one category, and no list"
-        )
-        of.append(["user", made_name])
-        break
-    return {"of": of, "tasks": "all"}

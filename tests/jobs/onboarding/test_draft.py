@@ -694,7 +694,7 @@ def test_a_shop(tmp_path):
         "hour": {"hour_of": "ts"},
         "weekday": {"weekday_of": "ts"},
     }
-    assert made.values["contract"]["rates"]["of"] == ["user", "item", ["user", "kind"]]
+    assert made.values["contract"]["rates"]["of"] == ["user", "item"]  # nobody has a taste
 
 
 def orders(seed: int = 0) -> list[dict[str, Any]]:
@@ -750,7 +750,6 @@ def test_nested_orders(tmp_path):
         "result_ordered",
     }
     assert read_by(made)["offer.badge"]["side"] == "item"
-    assert made.values["contract"]["rates"]["of"][2] == ["user", "dish_kind"]
     checked = check(made.config(), folder)
     assert not checked.fails
     assert abs(checked.facts["rows"]["log"] - 7200) < 50
@@ -802,9 +801,6 @@ def test_tags_with_blanks_between_are_a_list_and_places_are_none(tmp_path):
     features = read_by(made)
     assert (features["genres"]["kind"], features["genres"]["separator"]) == ("id_list", " ")
     assert features["place"]["kind"] == "id"
-    assert ["user", "main_genres"] in made.values["contract"]["rates"]["of"]
-    derive = made.values["pipeline"]["log"]["derive"]
-    assert derive["main_genres"] == {"first": "genres", "separator": " "}
     assert "with open;" in made.notes["contract.features.recent_items"]
 
 

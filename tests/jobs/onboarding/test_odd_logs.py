@@ -482,23 +482,8 @@ def test_an_event_that_follows_every_impression_is_no_task(tmp_path):
     assert "'ping' follows 100% of them" in made.notes["pipeline.log.impression"]
 
 
-def test_rates_by_the_first_of_a_list(tmp_path):
-    made = drafted("nested", tmp_path / "log")
-    assert "main_item_tags" not in features(made)  # the first tag is the same everywhere
-    (tmp_path / "other").mkdir()
-    text = (tmp_path / "log/log.jsonl").read_text()
-    text = re.sub(r'\["all", ("[ABC]")\]', r'[\1, "all"]', text)
-    (tmp_path / "other/log.jsonl").write_text(text)
-    made = draft(tmp_path / "other", "x")
-    assert features(made)["main_item_tags"]["kind"] == "id"
-    derive = made.values["pipeline"]["log"]["derive"]
-    assert derive["main_item_tags"] == {"first": "item.tags"}
-    assert ["user", "main_item_tags"] in made.values["contract"]["rates"]["of"]
-    assert not check(made.config(), tmp_path / "other").fails
-
-
 def test_a_family_of_flags_is_a_list(tmp_path):
-    """Such as one for each genre; the first one is a category of past rates."""
+    """Such as one for each genre."""
     folder = tmp_path / "log"
     folder.mkdir()
     german(folder)
@@ -511,14 +496,12 @@ def test_a_family_of_flags_is_a_list(tmp_path):
     made = draft(folder, "x")
     flags = ["war", "love", "fun", "crime", "home", "pets"]
     items = made.values["pipeline"]["items"]
-    assert items["derive"] == {"flags": {"ones_of": flags}, "main_flags": {"first": "flags"}}
+    assert items["derive"] == {"flags": {"ones_of": flags}}
     read = features(made)
     assert read["flags"] == {"kind": "id_list", "side": "item", "source": "items", "max_length": 2}
     assert not read.keys() & set(flags)
-    assert ["user", "main_flags"] in made.values["contract"]["rates"]["of"]
     job.run(made.config(), folder, tmp_path / "examples")
-    columns = set(pl.read_parquet(tmp_path / "examples/train/*.parquet").columns)
-    assert {"flags", "main_flags"} <= columns
+    assert "flags" in pl.read_parquet(tmp_path / "examples/train/*.parquet").columns
 
 
 @pytest.mark.parametrize(

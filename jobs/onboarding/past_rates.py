@@ -1,0 +1,184 @@
+"""Drafts rates of past labels: of the user, the item, and the user in a category of items.
+
+A user's past labels in the candidate's category, such as its topic, say how the user likes it. The
+log says which categories users have tastes in: a linear regression of the labels on the user's rate
+in all categories, the category's rate of all users, and the user's rate in the category, has a
+coefficient of the last that is beyond chance.
+"""
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from multigate.configs import Config
+from multigate.configs.files import LABEL, REQUEST, TIME
+from multigate.configs.sections.rates import Rates, always_one
+from multigate.jobs.onboarding.drafted import Draft, drop_feature
+from multigate.jobs.onboarding.feedback.labels import snake
+from multigate.jobs.onboarding.sample import Labelled
+from multigate.jobs.onboarding.tables.raw import Table
+from multigate.jobs.onboarding.tables.roles import Roles
+from multigate.pipeline.read.derive import first
+
+_FEWEST_VALUES = 3
+_MOST_CATEGORIES = 3  # each adds two features for every task
+_BEYOND_CHANCE = 2.0  # standard errors, in the mean of the tasks
+_PRIOR = Rates(of=("user",)).strength
+_SEED = 0
+
+
+def of_users_and_items(roles: Roles, made: Draft) -> dict[str, Any]:
+    """The rates that every draft has."""
+    told = "of items came out"
+    if not roles.is_stranger:
+        told = "came out; they tell most about rare tasks"
+    made.notes["contract.rates"] = f"how the past labels {told}"
+    return {"of": ["item"] if roles.is_stranger else ["user", "item"], "tasks": "all"}
+
+
+def add_first_values(
+    roles: Roles,
+    log: Table,
+    tables: dict[str, tuple[Table, str]],
+    features: dict[str, Any],
+    made: Draft,
+) -> list[str]:
+    """Add the first value of each list of the item as a feature; returns the features' names.
+
+    A rate has one category, and no list of them.
+    """
+    found: list[str] = []
+    if roles.is_stranger:
+        return found
+    for name, feature in list(features.items()):
+        if feature["kind"] != "id_list" or feature["side"] != "item" or "history" in feature:
+            continue
+        column, source = feature.get("column", name), feature.get("source")
+        table = log if source is None else tables[source][0]
+        mark = feature.get("separator", "|")
+        values = table.derived[column] if column in table.derived else table.frame[column]
+        if first(values, mark).n_unique() < _FEWEST_VALUES:
+            continue
+        main = snake(f"main_{name}", {**features, **dict.fromkeys(roles.columns)})
+        table.derive[main] = {"first": column} | ({"separator": mark} if mark != "|" else {})
+        features[main] = {"kind": "id", "side": "item", "missing": "indicator"} | (
+            {} if source is None else {"source": source}
+        )
+        made.notes[f"contract.features.{main}"] = (
+            f"the first of {column!r}: a rate of the past has one category, and no list"
+        )
+        found.append(main)
+    return found
+
+
+def add_tastes(made: Draft, labelled: Labelled | None, firsts: list[str]) -> None:
+    """Add the user's rates in the categories of items that users have tastes in.
+
+    Args:
+        made: a draft with rates of users and items.
+        labelled: a sample of the log; None where no row of it could be labelled.
+        firsts: features that are there for such a rate alone; those without one are dropped.
+    """
+    found: dict[str, float] = {}
+    if labelled is not None and "user" in made.values["contract"]["rates"]["of"]:
+        found = tastes(made.config(), labelled.impressions.filter(labelled.splits == "train"))
+    ranked = sorted(found, key=lambda name: -found[name])
+    chosen = [name for name in ranked if found[name] >= _BEYOND_CHANCE][:_MOST_CATEGORIES]
+    made.values["contract"]["rates"]["of"] += [["user", name] for name in chosen]
+    if chosen:
+        made.notes["contract.rates"] += (
+            ". What users did in a category tells what they do later; t values: "
+            + ", ".join(f"{name} {found[name]:.1f}" for name in chosen)
+        )
+    for name in firsts:
+        if name not in chosen:
+            drop_feature(made, name)
+
+
+def tastes(config: Config, rows: pl.DataFrame) -> dict[str, float]:
+    """How far a user's past labels in a category tell the later ones, by category of the item.
+
+    Args:
+        config: says which features are categories, and the tasks.
+        rows: labelled impressions.
+
+    Returns:
+        By feature, the t value of the coefficient of the user's rate in it, the mean over the
+        binary tasks.  Of a task of which every impression is a positive, that of whether users
+        come back to categories.
+    """
+    contract = config.contract
+    items = rows[contract.item].n_unique()
+    found: dict[str, list[float]] = {
+        name: []
+        for name, feature in contract.features.items()
+        if feature.kind == "id"
+        and feature.side == "item"
+        and name != contract.item
+        and _FEWEST_VALUES <= rows[name].n_unique() <= items / 2
+    }
+    # Rows of one request are shown together: none is another's past.
+    request = pl.col(TIME).min().over(str(contract.user), REQUEST)
+    shown = pl.when(pl.col(REQUEST).is_null()).then(pl.col(TIME)).otherwise(request)
+    rows = rows.with_columns(at=shown.rank("dense").cast(pl.Int64))
+    for task, about in contract.tasks.items():
+        known = rows.filter(pl.col(LABEL + task).is_not_null())
+        if about.type != "binary" or not len(known):
+            continue
+        for name, values in found.items():
+            table = known.select(
+                "at",
+                user=str(contract.user),
+                category=pl.col(name).cast(pl.String).fill_null(""),
+                label=pl.col(LABEL + task).cast(pl.Float64),
+            )
+            values.append(_haunts(table) if always_one(about) else _likes(table))
+    return {name: float(np.mean(values)) for name, values in found.items() if values}
+
+
+def _likes(table: pl.DataFrame) -> float:
+    """Whether the user's past labels in a category tell the later ones."""
+    labels = table["label"].to_numpy()
+    of_all = table.select(pl.col("label").mean().over("category"))["label"].to_numpy()
+
+    def rate(keys: list[str]) -> np.ndarray:
+        count, total = _past(table, table, keys)
+        return (total + _PRIOR * labels.mean()) / (count + _PRIOR)
+
+    return _last_coefficient([rate(["user"]), of_all, rate(["user", "category"])], labels)
+
+
+def _haunts(table: pl.DataFrame) -> float:
+    """Whether users come back to a category: tells their rows from rows of drawn categories."""
+    drawn = table["category"].sample(fraction=1, shuffle=True, seed=_SEED)
+    asked = pl.concat([table, table.with_columns(drawn)])
+    share = asked.select(pl.len().over("category") / pl.len())["len"].to_numpy()
+    count, _ = _past(table, asked, ["user"])
+    here, _ = _past(table, asked, ["user", "category"])
+    labels = np.repeat([1.0, 0.0], len(table))
+    return _last_coefficient([share, (here + _PRIOR * share) / (count + _PRIOR)], labels)
+
+
+def _past(
+    table: pl.DataFrame, asked: pl.DataFrame, keys: list[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many earlier rows of a table have an asked row's keys, and the sum of their labels."""
+    sums = table.group_by(*keys, "at").agg(count=pl.len(), total=pl.col("label").sum()).sort("at")
+    until = sums.select(
+        *keys, "at", *(pl.col(name).cum_sum().over(keys) for name in ("count", "total"))
+    )
+    before = asked.select(*keys, at=pl.col("at") - 1).with_row_index("row").sort("at")
+    found = before.join_asof(until, on="at", by=keys, check_sortedness=False).sort("row")
+    count, total = (found[name].fill_null(0).to_numpy() for name in ("count", "total"))
+    return count.astype(np.float64), total
+
+
+def _last_coefficient(columns: list[np.ndarray], labels: np.ndarray) -> float:
+    """A linear regression's last coefficient over its standard error, which holds for any noise."""
+    x = np.stack([np.ones(len(labels)), *columns], axis=1)
+    inverse = np.linalg.pinv(x.T @ x)
+    coefficients = inverse @ (x.T @ labels)
+    scaled = x * (labels - x @ coefficients)[:, None]
+    variance = float((inverse @ (scaled.T @ scaled) @ inverse)[-1, -1])
+    return float(coefficients[-1]) / variance**0.5 if variance > 0 else 0.0

@@ -1,0 +1,157 @@
+"""`multigate init` gives users a rate of their own in the categories that they have tastes in."""
+
+import random
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from multigate.jobs.onboarding.check import check
+from multigate.jobs.onboarding.draft import draft
+from multigate.jobs.onboarding.drafted import Draft
+
+START = 1_700_000_000
+TOPICS = ("war", "love", "fun", "crime", "home", "pets")
+ITEMS = 300
+
+
+def clicks(seed: int = 0, taste: float = 0.4, habit: float = 0.2) -> pl.DataFrame:
+    """Lists of four items; a user clicks more often on two topics, and some users on all.
+
+    Topics differ in how often all users click on them, and so do colours, which nobody has a taste
+    in.  The second of an item's tags is drawn.
+    """
+    draw, rows = random.Random(seed), []
+    topics = [draw.choice(TOPICS) for _ in range(ITEMS)]
+    colours = [draw.choice(("red", "blue", "green")) for _ in range(ITEMS)]
+    others = [draw.choice(TOPICS) for _ in range(ITEMS)]
+    habits = [draw.random() * habit for _ in range(120)]
+    tastes = [set(draw.sample(TOPICS, 2)) for _ in range(120)]
+    for request in range(2500):
+        user, at = draw.randrange(120), START + draw.randrange(40 * 86_400)
+        for item in draw.sample(range(ITEMS), 4):
+            chance = 0.05 + habits[user] + taste * (topics[item] in tastes[user])
+            chance += 0.1 * (topics[item] == "war") + 0.1 * (colours[item] == "red")
+            rows.append(
+                {
+                    "at": at,
+                    "request": f"r{request}",
+                    "user": f"u{user}",
+                    "item": f"i{item}",
+                    "colour": colours[item],
+                    "topic": topics[item],
+                    "tags": f"{topics[item]}|{others[item]}",
+                    "click": int(draw.random() < chance),
+                }
+            )
+    return pl.DataFrame(rows).sort("at", maintain_order=True)
+
+
+def drafted(log: pl.DataFrame, folder: Path) -> Draft:
+    folder.mkdir()
+    log.write_csv(folder / "log.csv")
+    return draft(folder, "x")
+
+
+def rated(made: Draft) -> list[str]:
+    """The categories that a draft gives users a rate in."""
+    return [of[1] for of in made.values["contract"]["rates"]["of"] if isinstance(of, list)]
+
+
+def test_a_taste_is_found_and_what_all_users_like_is_none(tmp_path):
+    made = drafted(clicks().drop("tags"), tmp_path / "log")
+    assert rated(made) == ["topic"]
+    assert "t values: topic" in made.notes["contract.rates"]
+    assert not check(made.config(), tmp_path / "log").fails
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_without_tastes_there_is_no_such_rate(seed, tmp_path):
+    """Users differ in how often they click, categories in how often they are clicked on."""
+    made = drafted(clicks(seed, taste=0).drop("tags"), tmp_path / "log")
+    assert rated(made) == []
+    assert made.values["contract"]["rates"]["of"] == ["user", "item"]
+
+
+def test_a_taste_of_other_users_is_none(tmp_path):
+    """The same log, in which each click is of a user drawn anew."""
+    log = clicks().drop("tags")
+    users = log.select("request", "user").unique(maintain_order=True)
+    users = users.with_columns(pl.col("user").shuffle(seed=1).alias("other"))
+    log = log.join(users, on=["request", "user"]).drop("user").rename({"other": "user"})
+    assert rated(drafted(log, tmp_path / "log")) == []
+
+
+def test_the_mood_of_one_list_is_no_taste(tmp_path):
+    """What is clicked beside a row, some seconds before it, is not its past."""
+    draw, rows = random.Random(4), []
+    for request in range(1200):
+        user, at = draw.randrange(120), START + draw.randrange(40 * 86_400)
+        mood = draw.choice(TOPICS)
+        for place, item in enumerate(draw.sample(range(ITEMS), 12)):
+            shown = {"at": at + 3 * place, "request": f"r{request}", "user": f"u{user}"}
+            topic = TOPICS[item % 6]
+            click = draw.random() < (0.8 if topic == mood else 0.1)
+            rows.append(shown | {"item": f"i{item}", "topic": topic, "click": int(click)})
+    made = drafted(pl.DataFrame(rows).sort("at", maintain_order=True), tmp_path / "log")
+    assert made.values["contract"]["features"]["topic"]["side"] == "item"
+    assert rated(made) == []
+
+
+@pytest.mark.parametrize("taste", [0.4, 0.0])
+def test_the_first_of_a_list_is_a_category_where_users_have_tastes(taste, tmp_path):
+    made = drafted(clicks(taste=taste).drop("topic"), tmp_path / "log")
+    derive = made.values["pipeline"]["log"].get("derive", {})
+    features = made.values["contract"]["features"]
+    if taste:
+        assert rated(made) == ["main_tags"]
+        assert derive["main_tags"] == {"first": "tags"}
+        assert features["main_tags"]["kind"] == "id"
+    else:
+        assert rated(made) == []
+        assert "main_tags" not in {**derive, **features}
+        assert "contract.features.main_tags" not in made.notes
+    assert not check(made.config(), tmp_path / "log").fails
+
+
+def test_at_most_three_categories_the_strongest_first(tmp_path):
+    """Copies of the topic, in which a share of the items has another one."""
+    draw, log = random.Random(2), clicks().drop("tags")
+    for share in (0.1, 0.2, 0.3, 0.4):
+        other = {
+            f"i{item}": draw.choice(TOPICS) if draw.random() < share else None
+            for item in range(ITEMS)
+        }
+        log = log.with_columns(
+            pl.coalesce(pl.col("item").replace_strict(other), "topic").alias(
+                f"like{10 * share:.0f}"
+            )
+        )
+    assert rated(drafted(log, tmp_path / "log")) == ["topic", "like1", "like2"]
+
+
+@pytest.mark.parametrize("taste", [True, False])
+def test_users_who_come_back_to_a_category(taste, tmp_path):
+    """Of views alone, whose negatives are drawn, and of likes, which come by chance."""
+    draw, rows = random.Random(7), []
+    topics = [TOPICS[item % 6] for item in range(ITEMS)]
+    for _ in range(2500):
+        user, at = draw.randrange(120), START + draw.randrange(40 * 86_400)
+        item = draw.randrange(ITEMS)
+        if taste and draw.random() < 0.6:
+            item = 6 * draw.randrange(ITEMS // 6) + user % 6
+        seen = {"user": f"u{user}", "item": f"i{item}", "topic": topics[item]}
+        rows.append({"at": at, "what": "view", **seen})
+        if draw.random() < 0.2:
+            rows.append({"at": at + 20, "what": "like", **seen})
+    made = drafted(pl.DataFrame(rows).sort("at", maintain_order=True), tmp_path / "log")
+    assert made.values["pipeline"]["negatives"]["per_positive"] == 4
+    assert rated(made) == (["topic"] if taste else [])
+
+
+def test_items_without_a_category_have_one_in_common(tmp_path):
+    empty = pl.col("topic").is_in(["war", "love"])
+    log = clicks().drop("tags").with_columns(topic=pl.when(empty).then(None).otherwise("topic"))
+    made = drafted(log, tmp_path / "log")
+    assert rated(made) == ["topic"]
+    assert not check(made.config(), tmp_path / "log").fails
