@@ -206,7 +206,8 @@ class Teacher(Frozen):
     """Boosted trees, from which the ranker learns beside the labels, see `model.baselines.teacher`.
 
     The labels y of the training rows become (1 - share) * y + share * p, where p is the score that
-    trees give the row which have seen no row of its user; both on the label's transform.
+    trees give the row which have seen no row of its user; both on the label's transform.  Some of
+    the rows without a label have p in its place (`unlabelled`).
     """
 
     library: Literal["lightgbm"] = "lightgbm"
@@ -217,6 +218,10 @@ class Teacher(Frozen):
     """Whether it teaches regression tasks with a squared or huber loss as well."""
     folds: int = Field(4, ge=2, le=20)
     """Parts of the users; the rows of each are scored by trees of all the others."""
+    unlabelled: float = Field(4.0, ge=0)
+    """How many rows without a label of a task learn the trees' score alone, for each row that has
+    one; they are drawn once. So a task with labels of few rows, such as what was paid, learns from
+    others too."""
     while_ahead: bool = True
     """Whether it stops teaching a task after an epoch in which the ranker's AUC or explained
     variance on validation is higher than the trees', by more than its standard error: from then on

@@ -8,6 +8,10 @@ what is exported and served is the ranker alone.
 A tree that has seen a row knows its label by heart.  So users are divided into folds, and the rows
 of each fold are scored by trees that were trained on all others.
 
+Where few rows have a label, such as what was paid for what was bought, the ranker sees too few
+targets to learn even what the trees say.  The trees have a score for every row, and so some rows
+without a label have it as their target.
+
 A teacher that knows less than the ranker makes it worse: trees cannot tell whose items a user
 likes where no column counts it.  So the trees score the validation rows too, and the training
 compares (`model.training.loop`).
@@ -39,6 +43,8 @@ from multigate.model.data.hashing import hash_ids
 from multigate.model.data.rows import Rows
 from multigate.model.ranker.scores import transform
 
+_SEED = 0  # of the rows without a label that learn a score
+
 
 def scores(
     examples: Path, contract: Contract, options: Teacher, kept: Path | None = None
@@ -69,7 +75,17 @@ def scores(
         found = _fit(tables, contract, fold, options)
         if kept is not None:
             _write(kept, identity, found)
-    return Taught(*found, options.share)
+    taught, held_out = found
+    learnt = _learnt(tables.labels[0], options.unlabelled)
+    return Taught(np.where(learnt, taught, np.nan), held_out, options.share)
+
+
+def _learnt(labels: np.ndarray, unlabelled: float) -> np.ndarray:
+    """Whether a row learns a task's score (N, T): all with a label (N, T), and a draw of others."""
+    known = ~np.isnan(labels)
+    rates = unlabelled * known.sum(axis=0) / np.maximum((~known).sum(axis=0), 1)
+    drawn = np.random.default_rng(_SEED).random(labels.shape) < rates
+    return known | drawn
 
 
 def _fit(

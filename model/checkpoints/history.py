@@ -53,11 +53,13 @@ class Teaching(TypedDict, total=False):
     """What a teacher did, if there is one.
 
     `taught` has the tasks that it taught in this epoch, and `outgrown` those in which the ranker
-    was ahead of it then: it does not teach them any more.
+    was clearly ahead of it then: it does not teach them any more. In the next epoch it teaches
+    those that the ranker has `passed` on rows with labels alone.
     """
 
     taught: list[str]
     outgrown: list[str]
+    passed: list[str]
 
 
 class Epoch(Losses, Diagnostics, Teaching):

@@ -71,7 +71,7 @@ class Taught(NamedTuple):
     not teach.
 
     Attributes:
-        scores: (N, T) float32, of the training rows.
+        scores: (N, T) float32, of the training rows; NaN also where a row does not learn it.
         held_out: (V, T) float32, of the validation rows.
         share: of the scores in a label of a training row.
     """
@@ -79,6 +79,18 @@ class Taught(NamedTuple):
     scores: np.ndarray
     held_out: np.ndarray
     share: float
+
+
+class Lesson(NamedTuple):
+    """How a teacher teaches a task in an epoch.
+
+    Attributes:
+        share: of its score in the label of a training row.
+        unlabelled: whether rows that have its score and no label learn the score.
+    """
+
+    share: float
+    unlabelled: bool = True
 
 
 class Split:
@@ -218,7 +230,7 @@ def targets(
     examples: Examples,
     contract: Contract,
     statistics: Statistics,
-    shares: Mapping[str, float] | None = None,
+    lessons: Mapping[str, Lesson] | None = None,
 ) -> np.ndarray:
     """Training targets (N, T) float32, see `scores.targets`; NaN where masked.
 
@@ -226,15 +238,18 @@ def targets(
         examples: N rows.
         contract: tasks.
         statistics: of the training split.
-        shares: of the teacher's score in each label, by task; none: of no task.
+        lessons: by task that is taught; none: no task.
     """
     columns = []
     for t, (name, task) in enumerate(contract.tasks.items()):
         known = scores.targets(task, statistics.tasks[name], examples.labels[:, t])
-        share = (shares or {}).get(name, 0.0)
-        if share and examples.taught is not None:
+        lesson = (lessons or {}).get(name)
+        if lesson is not None and examples.taught is not None:
             taught = scores.scaled(task, statistics.tasks[name], examples.taught[:, t])
-            known = np.where(np.isnan(taught), known, (1 - share) * known + share * taught)
+            mixed = (1 - lesson.share) * known + lesson.share * taught
+            if lesson.unlabelled:
+                mixed = np.where(np.isnan(known), taught, mixed)
+            known = np.where(np.isnan(taught), known, mixed)
         columns.append(known)
     return np.stack(columns, axis=1)
 

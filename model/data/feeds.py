@@ -27,7 +27,7 @@ from multigate.configs.statistics import Statistics
 from multigate.model import backend
 from multigate.model.backend.workers import Workers
 from multigate.model.data.ahead import ahead
-from multigate.model.data.examples import Examples, RowGroup, Split, concatenate, targets
+from multigate.model.data.examples import Examples, Lesson, RowGroup, Split, concatenate, targets
 
 Arrays = Any
 """(features, targets (N, T)) or (features, targets, weights (N,)): nested arrays of N rows."""
@@ -56,8 +56,8 @@ class Feed(Protocol):
             skip: number of batches to leave out.
         """
 
-    def teach(self, shares: Mapping[str, float]) -> None:
-        """From the next epoch on, targets have these shares of a teacher's scores, by task."""
+    def teach(self, lessons: Mapping[str, Lesson]) -> None:
+        """From the next epoch on, targets have a teacher's part, by task that is taught."""
 
     def sample(self, limit: int) -> Examples:
         """At most `limit` rows, spread evenly over the split."""
@@ -120,10 +120,10 @@ class MemoryFeed:
             .prefetch(4)
         )
 
-    def teach(self, shares: Mapping[str, float]) -> None:
+    def teach(self, lessons: Mapping[str, Lesson]) -> None:
         """See `Feed`."""
         features, _, *weights = self._arrays
-        self._arrays = (features, _tensors(self._targets(shares)), *weights)
+        self._arrays = (features, _tensors(self._targets(lessons)), *weights)
 
     def _shared(self, order: np.ndarray) -> tuple[np.ndarray, int]:
         """The worker's rows of every batch, and its number of rows of a full batch."""
@@ -171,9 +171,9 @@ class StreamFeed:
         self.failure: MultigateError | None = None
         self._split, self._seed, self._buffer, self._workers = split, seed, buffer, workers
         self._signature: Any = None
-        self._shares: Mapping[str, float] = {}
+        self._lessons: Mapping[str, Lesson] = {}
         self._convert: Callable[[Examples], Arrays] = lambda examples: to_arrays(
-            examples, contract, statistics, self._shares
+            examples, contract, statistics, self._lessons
         )
 
     def epoch(self, number: int | None = None, skip: int = 0) -> Any:
@@ -206,9 +206,9 @@ class StreamFeed:
             .prefetch(4)
         )
 
-    def teach(self, shares: Mapping[str, float]) -> None:
+    def teach(self, lessons: Mapping[str, Lesson]) -> None:
         """See `Feed`."""
-        self._shares = dict(shares)
+        self._lessons = dict(lessons)
 
     def sample(self, limit: int) -> Examples:
         """See `Feed`."""
@@ -334,14 +334,14 @@ def to_arrays(
     examples: Examples,
     contract: Contract,
     statistics: Statistics,
-    shares: Mapping[str, float] | None = None,
+    lessons: Mapping[str, Lesson] | None = None,
 ) -> Arrays:
     """Features, targets (`examples.targets`) and, if the rows have them, weights.
 
     Requests stand among the features, as int32: neighbours of different requests differ but for
     chance.
     """
-    features, aims = examples.features, targets(examples, contract, statistics, shares)
+    features, aims = examples.features, targets(examples, contract, statistics, lessons)
     if examples.requests is not None:
         features = features | {REQUEST: (examples.requests & 0x7FFFFFFF).astype(np.int32)}
     if examples.weights is None:

@@ -23,7 +23,7 @@ from multigate.model import backend
 from multigate.model.backend.peers import lost_peer
 from multigate.model.checkpoints import checkpoint, history, weights
 from multigate.model.checkpoints.history import Epoch, Teaching
-from multigate.model.data.examples import Examples, Taught
+from multigate.model.data.examples import Examples, Lesson, Taught
 from multigate.model.data.feeds import Feed
 from multigate.model.optimizer.optimizers import averaged, make_optimizer
 from multigate.model.ranker.ranker import Ranker
@@ -205,7 +205,7 @@ class TrainingLoop:
                 raise guards.not_finite(what, self.config.train)
             teaching: Teaching = {}
             if self.taught is not None:
-                teaching = {"taught": taught, "outgrown": self._outgrown(taught, found)}
+                teaching = {"taught": taught} | self._compared(taught, found)
             epoch: Epoch = {
                 **losses,
                 **teaching,
@@ -229,20 +229,25 @@ class TrainingLoop:
         if self.taught is None:
             return []
         known = ~np.isnan(self.taught.scores).all(axis=0)
-        outgrown = {task for epoch in self.state.history for task in epoch.get("outgrown", ())}
+        past = self.state.history
+        outgrown = {task for epoch in past for task in epoch.get("outgrown", ())}
+        passed = past[-1].get("passed", ()) if past else ()
         names = [
             task
             for task, knows in zip(self.config.contract.tasks, known, strict=True)
             if knows and task not in outgrown
         ]
-        self.feed.teach(dict.fromkeys(names, self.taught.share))
+        share = self.taught.share
+        self.feed.teach({task: Lesson(share, task not in passed) for task in names})
         return names
 
-    def _outgrown(self, taught: Sequence[str], found: Validated) -> list[str]:
+    def _compared(self, taught: Sequence[str], found: Validated) -> Teaching:
         """Tasks of those taught in which the ranker is ahead of its teacher now.
 
-        Ahead by more than the standard error of its own quality: where both are level the teacher
-        still helps, and which of them is ahead is chance.
+        `outgrown` are those in which it is ahead by more than the standard error of its own
+        quality: where both are level the teacher still helps, and which of them is ahead is
+        chance.  In those that it has `passed` by however little, rows without a label teach no
+        more: they have nothing but the teacher's score.
 
         Args:
             taught: tasks.
@@ -251,12 +256,14 @@ class TrainingLoop:
         names = [task for task in taught if task in self.of_teacher]
         if names and self.as_served is not self.forward:
             found = self._call_keras(self.held_out, lambda: self._validate(self.as_served))
-        ahead = []
+        compared: Teaching = {"outgrown": [], "passed": []}
         for task in names:
             value, error = found.qualities[task]
-            if value is not None and error is not None and value - error > self.of_teacher[task]:
-                ahead.append(task)
-        return ahead
+            if value is not None and value > self.of_teacher[task]:
+                compared["passed"].append(task)
+                if error is not None and value - error > self.of_teacher[task]:
+                    compared["outgrown"].append(task)
+        return compared
 
     def _monitor(self, found: Validated) -> str:
         """What decides which epoch is kept; the loss where no task's quality can be measured.

@@ -17,7 +17,7 @@ from multigate.configs.sections.model import Teacher
 from multigate.jobs.tune import tune
 from multigate.model.baselines import lightgbm_baseline, teacher
 from multigate.model.data.encoding import Encoder
-from multigate.model.data.examples import Examples, Split, Taught, targets
+from multigate.model.data.examples import Examples, Lesson, Split, Taught, targets
 from multigate.model.data.feeds import MemoryFeed, StreamFeed
 from multigate.model.data.rows import read_rows
 from multigate.model.evaluation.scored import score
@@ -146,17 +146,20 @@ def taught_rows(scores: list[list[float]], labels: list[list[float]]) -> Example
     return Examples({}, np.array(labels, np.float32), taught=np.array(scores, np.float32))
 
 
-def test_masked_labels_stay_masked_and_others_are_blended(tiny: Any) -> None:
+def test_labels_are_blended_and_a_row_without_one_learns_the_score(tiny: Any) -> None:
     contract, statistics = tiny.config.contract, Encoder.read(tiny.examples).statistics
     nan = np.nan
     rows = taught_rows(
         [[0.2, nan, nan], [0.6, nan, 0.9], [0.4, nan, nan]],
         [[1, nan, nan], [0, nan, 1], [nan, nan, 1]],
     )
-    whole = targets(rows, contract, statistics, {"click": 0.5, "like": 0.5})
-    np.testing.assert_allclose(whole, [[0.6, nan, nan], [0.3, nan, 0.95], [nan, nan, 1]])
-    click = targets(rows, contract, statistics, {"click": 0.5})
-    np.testing.assert_allclose(click, [[0.6, nan, nan], [0.3, nan, 1], [nan, nan, 1]])
+    half = Lesson(0.5)
+    whole = targets(rows, contract, statistics, {"click": half, "like": half})
+    np.testing.assert_allclose(whole, [[0.6, nan, nan], [0.3, nan, 0.95], [0.4, nan, 1]])
+    click = targets(rows, contract, statistics, {"click": half})
+    np.testing.assert_allclose(click, [[0.6, nan, nan], [0.3, nan, 1], [0.4, nan, 1]])
+    known = targets(rows, contract, statistics, {"click": Lesson(0.5, unlabelled=False)})
+    np.testing.assert_allclose(known, [[0.6, nan, nan], [0.3, nan, 1], [nan, nan, 1]])
     np.testing.assert_array_equal(targets(rows, contract, statistics), rows.labels)
 
 
@@ -166,9 +169,64 @@ def test_a_duration_is_blended_on_its_logarithm(tiny: Any) -> None:
     assert contract.tasks["dwell"].transform == "log1p"
     nan, score = np.nan, float(np.log(16))
     rows = taught_rows([[nan, score, nan]] * 2 + [[nan] * 3], [[0, v, 0] for v in (3, nan, 3)])
-    found = targets(rows, contract, statistics, dict.fromkeys(contract.tasks, 0.5))[:, 1]
+    found = targets(rows, contract, statistics, dict.fromkeys(contract.tasks, Lesson(0.5)))[:, 1]
     seconds = np.expm1(found * statistics.tasks["dwell"].std + statistics.tasks["dwell"].mean)
-    np.testing.assert_allclose(seconds, [7, nan, 3], rtol=1e-5)
+    np.testing.assert_allclose(seconds, [7, 15, 3], rtol=1e-5)
+
+
+@pytest.mark.parametrize("unlabelled", [0.0, 1.0, 2.5, 1e6])
+def test_as_many_rows_without_a_label_learn_as_are_wanted(
+    tiny: Any, examples: Path, tmp_path: Path, unlabelled: float
+) -> None:
+    """Labels of likes on one row in eight; all clicks have a label."""
+
+    def few(table: pa.Table) -> list[float | None]:
+        likes = table["label/click"].to_pylist()
+        return [like if at % 8 == 0 else None for at, like in enumerate(likes)]
+
+    folder = relabelled(examples, tmp_path / "few", "label/like", few)
+    contract = tiny.config.contract
+    options = OPTIONS.model_copy(update={"unlabelled": unlabelled})
+    labels = read_rows(folder, "train").labels(contract)
+    known = ~np.isnan(labels)
+    learnt = ~np.isnan(teacher.scores(folder, contract, options).scores)
+    assert learnt[:, 0].all()
+    assert learnt[known[:, 2], 2].all()
+    others = (learnt & ~known)[:, 2].sum()
+    wanted = min(unlabelled * known[:, 2].sum(), (~known[:, 2]).sum())
+    assert others == pytest.approx(wanted, abs=4 * np.sqrt(wanted))
+    again = ~np.isnan(teacher.scores(folder, contract, options).scores)
+    np.testing.assert_array_equal(again, learnt)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [True, False], ids=["memory", "disk"])
+def test_few_labels_are_learnt_with_the_help_of_rows_without(
+    tiny: Any, examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: bool
+) -> None:
+    """Clicks known of one row in twenty, and a teacher who knows them all."""
+
+    def few(table: pa.Table) -> list[float | None]:
+        clicks = table["label/click"].to_pylist()
+        return [one if at % 20 == 0 else None for at, one in enumerate(clicks)]
+
+    folder = relabelled(examples, tmp_path / "few", "label/click", few)
+    contract, test = tiny.config.contract, read_rows(examples, "test")
+    truth = [read_rows(examples, one).labels(contract)[:, :1] for one in ("train", "validation")]
+    scores = [np.pad(one, ((0, 0), (0, 2)), constant_values=np.nan) for one in truth]
+    monkeypatch.setattr(teacher, "_fit", lambda *given: tuple(scores))
+    areas, epochs = {}, {}
+    for unlabelled in (0, 20):
+        options = {"epochs": 5, "batch_size": 128, "learning_rate": 0.01, "patience": 5}
+        teaches = {"teacher": {"unlabelled": unlabelled}} | ({} if memory else {"memory": 0})
+        config = tiny.make_config(train=options | teaches)
+        checkpoint = tmp_path / str(unlabelled)
+        train.train(config, folder, checkpoint, progress=False)
+        found = score(checkpoint, test).scores["click"]
+        areas[unlabelled] = roc_auc_score(test.labels(contract)[:, 0], found)
+        epochs[unlabelled] = json.loads((checkpoint / "history.json").read_text())["epochs"]
+    assert areas[20] > areas[0] + 0.05, areas
+    assert all(epoch["passed"] == [] for epoch in epochs[20])  # nobody is ahead of the truth
 
 
 @pytest.mark.parametrize("memory", [True, False])
@@ -189,9 +247,9 @@ def test_a_feed_takes_other_shares_from_epoch_to_epoch(tiny: Any, memory: bool) 
 
     plain = clicks()
     assert set(plain) == {0, 1}
-    feed.teach({"click": 0.5})
+    feed.teach({"click": Lesson(0.5)})
     np.testing.assert_allclose(clicks(), 0.5 * plain + 0.125)
-    feed.teach({"like": 0.5})
+    feed.teach({"like": Lesson(0.5)})
     np.testing.assert_array_equal(clicks(), plain)
 
 
@@ -231,6 +289,7 @@ def test_it_teaches_a_task_while_it_is_ahead(
     epochs = json.loads((tmp_path / "c" / "history.json").read_text())["epochs"]
     assert [epoch["taught"] for epoch in epochs] == [["click"]] * taught + [[]] * (3 - taught)
     assert [epoch["outgrown"] for epoch in epochs] == [["click"] * (taught == 1), [], []]
+    assert [epoch["passed"] for epoch in epochs] == [["click"] * (taught == 1), [], []]
 
 
 def test_a_place_in_the_list_does_not_outgrow_it(
