@@ -107,6 +107,7 @@ class Config(Frozen):
                     )
         for name in self.model.embedding_dims:
             self._check_embedding(name)
+        self._check_pairs()
         if self.model.task_weighting == "balanced" and self.train.data_parallel:
             raise contradiction(
                 "model.task_weighting: balanced and train.data_parallel cannot go together: the "
@@ -298,6 +299,35 @@ class Config(Frozen):
         if without or isinstance(feature, PositionFeature):
             kind = "number without buckets" if without else "position"
             raise contradiction(f"model.embedding_dims: {name!r} is a {kind}: it has no embedding")
+
+    def _check_pairs(self) -> None:
+        """Refuse weights of pairs of features that cannot have them."""
+        wide = self.model.wide
+        if wide is None or wide.pairs is None:
+            return
+        where = "model.wide.pairs"
+        known = {
+            name: feature.side == "item"
+            for name, feature in self.contract.features.items()
+            if isinstance(feature, IdFeature) and self.contract.unknown_codes(name) is not None
+        }
+        sides = {
+            of_items: [name for name, of_item in known.items() if of_item is of_items]
+            for of_items in (False, True)
+        }
+        for pair in wide.pairs:
+            for of_items, name, what in zip(
+                (False, True), pair, ("the user or the context", "the item"), strict=True
+            ):
+                if name not in sides[of_items]:
+                    raise contradiction(
+                        f"{where}: expected an id feature of {what} with a vocabulary, one of "
+                        f"{', '.join(sides[of_items]) or 'none'}; received {name!r}"
+                    )
+        if wide.pairs and not wide.crosses:
+            raise contradiction(
+                f"{where}: model.wide.crosses has room for no pair of values; set it to 8192"
+            )
 
 
 def _has_session(log: Log) -> bool:

@@ -16,6 +16,7 @@ from multigate.jobs.onboarding.feedback.column_labels import feedback_columns
 from multigate.jobs.onboarding.feedback.event_labels import feedback_events
 from multigate.jobs.onboarding.feedback.weights import guess_weight
 from multigate.jobs.onboarding.log_section import pipeline_section
+from multigate.jobs.onboarding.pairs import add_pairs
 from multigate.jobs.onboarding.past_rates import (
     add_first_values,
     add_tastes,
@@ -114,6 +115,7 @@ def draft(data: Place, name: str) -> Draft:
     labelled = label_sample(made.config(), data, _ROWS)
     if "rates" in contract:
         add_tastes(made, labelled, firsts)
+    add_pairs(made, labelled)
     if labelled is not None:
         add_bounds(made, labelled)
     return made
@@ -194,10 +196,10 @@ def _share_shown(roles: Roles) -> float:
 def _model(rows: int, drawn: bool, made: Draft) -> dict[str, Any]:
     dim, experts, units, batch = next(rest for least, *rest in _SIZES if rows < least)
     made.notes["model"] = f"for about {rows} examples"
-    made.notes["model.wide"] = (
-        "a weight for each pair of a user's and an item's value, such as country and topic, where "
-        "there are few pairs" + ("" if drawn else "; ids with few rows have small embeddings")
-    )
+    wide = {}
+    if not drawn:  # counts of ids are those of the log: drawn negatives would pay uncounted
+        wide = {"wide": {"embeddings": 10.0}}
+        made.notes["model.wide"] = "ids with few rows have small embeddings"
     made.notes["tune"] = "what `multigate tune` searches; nothing else reads it"
     teacher = {}
     if rows < _TAUGHT_ROWS and is_installed(LIGHTGBM):
@@ -210,8 +212,7 @@ def _model(rows: int, drawn: bool, made: Draft) -> dict[str, Any]:
         "model": {
             "embedding_dim": dim,
             "number_clip": CLIP,
-            # Counts of ids are those of the log: drawn negatives would pay without being counted.
-            "wide": {"crosses": 8192} | ({} if drawn else {"embeddings": 10.0}),
+            **wide,
             "experts": {"count": experts, "units": [units], "dropout": 0.3},
             # Exactly two experts from the first step on: the selection of a DSelect-k gate has not
             # converged after the few steps of a small log.

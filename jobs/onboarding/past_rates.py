@@ -23,8 +23,9 @@ from multigate.pipeline.read.derive import first
 
 _FEWEST_VALUES = 3
 _MOST_CATEGORIES = 3  # each adds two features for every task
-_BEYOND_CHANCE = 2.0  # standard errors, in the mean of the tasks
-_PRIOR = Rates(of=("user",)).strength
+_BEYOND_CHANCE = 2.0  # t value, in the mean of the tasks
+PRIOR = Rates(of=("user",)).strength
+"""Labels that the mean weighs as much as, where a rate is made of few."""
 _SEED = 0
 
 
@@ -144,9 +145,9 @@ def _likes(table: pl.DataFrame) -> float:
 
     def rate(keys: list[str]) -> np.ndarray:
         count, total = _past(table, table, keys)
-        return (total + _PRIOR * labels.mean()) / (count + _PRIOR)
+        return (total + PRIOR * labels.mean()) / (count + PRIOR)
 
-    return _last_coefficient([rate(["user"]), of_all, rate(["user", "category"])], labels)
+    return last_t_value([rate(["user"]), of_all, rate(["user", "category"])], labels)
 
 
 def _haunts(table: pl.DataFrame) -> float:
@@ -157,7 +158,7 @@ def _haunts(table: pl.DataFrame) -> float:
     count, _ = _past(table, asked, ["user"])
     here, _ = _past(table, asked, ["user", "category"])
     labels = np.repeat([1.0, 0.0], len(table))
-    return _last_coefficient([share, (here + _PRIOR * share) / (count + _PRIOR)], labels)
+    return last_t_value([share, (here + PRIOR * share) / (count + PRIOR)], labels)
 
 
 def _past(
@@ -174,8 +175,13 @@ def _past(
     return count.astype(np.float64), total
 
 
-def _last_coefficient(columns: list[np.ndarray], labels: np.ndarray) -> float:
-    """A linear regression's last coefficient over its standard error, which holds for any noise."""
+def last_t_value(columns: list[np.ndarray], labels: np.ndarray) -> float:
+    """The t value of a linear regression's last coefficient, whatever the noise of single rows.
+
+    Args:
+        columns: of N values each; a constant is added.
+        labels: (N,).
+    """
     x = np.stack([np.ones(len(labels)), *columns], axis=1)
     inverse = np.linalg.pinv(x.T @ x)
     coefficients = inverse @ (x.T @ labels)

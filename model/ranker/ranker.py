@@ -116,7 +116,7 @@ class Ranker(keras.Model):
         self.id_dropout = IdDropout(contract, id_dropout or {}, seed, name="id_dropout")
         self.wide, self.wide_penalty, self.embedding_penalty = None, 0.0, 0.0
         if config.wide is not None:
-            crosses = crosses_of(contract, counts or {}, config.wide.crosses)
+            crosses = crosses_of(contract, counts or {}, config.wide)
             rows_of_log = statistics.rows.get("train", 1)
             self.wide = Wide(counts or {}, len(contract.tasks), crosses, rows_of_log, name="wide")
             self.wide_penalty = config.wide.penalty

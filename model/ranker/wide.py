@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from multigate.configs.contract import Contract
+from multigate.configs.sections.model import Wide as WideConfig
 from multigate.model.backend import rows as some_rows
 from multigate.model.gates.parts.base import Tensor
 from multigate.model.ranker.tables import Table, TablePart
@@ -149,13 +150,14 @@ class Wide(keras.layers.Layer):
         return some_rows.gather(self._counts, keras.ops.stack(places, axis=1))
 
 
-def crosses_of(contract: Contract, counts: Counts, most: int) -> Crosses:
+def crosses_of(contract: Contract, counts: Counts, options: WideConfig) -> Crosses:
     """The pairs of features that have weights: what one user's candidates differ in.
 
     Args:
         contract: the features.
         counts: those that have weights.
-        most: pairs of known ids that all crosses may have together; the smallest come first.
+        options: which pairs may have weights, and how many pairs of known ids all may have
+            together; the smallest come first.
     """
     users, items = (
         [name for name, _ in contract.of_side(*sides) if name in counts]
@@ -165,7 +167,9 @@ def crosses_of(contract: Contract, counts: Counts, most: int) -> Crosses:
         (one, other): len(counts[one][1]) * len(counts[other][1])
         for one in users
         for other in items
+        if options.pairs is None or (one, other) in options.pairs
     }
+    most = options.crosses
     found: dict[str, tuple[str, str]] = {}
     for (one, other), size in sorted(sizes.items(), key=lambda pair: pair[1]):
         if 0 < size <= most:

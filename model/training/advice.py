@@ -6,7 +6,8 @@ starts from a checkpoint is excepted, because it may need no second epoch.
 Tasks disagree: at the kept epoch a task that the loss weighs is below its own best epoch by more
 than `_GAP` of AUC or explained variance, and by more than one standard error of its best value.
 
-Pairs of ids lost their weights: their features have grown since the checkpoint to start from.
+Pairs of ids lost their weights: their features have grown since the checkpoint to start from.  Or
+they never had any: pairs of features that `model.wide.pairs` names do not fit.
 """
 
 from collections.abc import Sequence
@@ -14,21 +15,29 @@ from collections.abc import Sequence
 from multigate.configs.config import Config
 from multigate.model.checkpoints import history
 from multigate.model.checkpoints.history import Epoch
+from multigate.model.ranker.wide import Crosses
 from multigate.model.training.warm_start import Started
 
 _GAP = 0.01
 
 
-def warnings(epochs: Sequence[Epoch], config: Config, started: Started | None) -> list[str]:
+def warnings(
+    epochs: Sequence[Epoch],
+    config: Config,
+    started: Started | None,
+    crosses: Crosses | None = None,
+) -> list[str]:
     """Warnings about a training, a sentence or two each.
 
     Args:
         epochs: its history.
         config: of the training.
         started: what its checkpoint to start from gave it; None without one.
+        crosses: the pairs of features that have weights.
     """
     kept = history.kept(epochs)
-    found = [] if started is None else _lost_pairs(started, config)
+    found = _left_out(crosses or {}, config)
+    found += [] if started is None else _lost_pairs(started, config)
     if kept["epoch"] == 1 and len(epochs) > 1 and started is None:
         values = [f"{history.monitored(epoch):.4f}" for epoch in epochs]
         found.append(
@@ -57,6 +66,20 @@ def warnings(epochs: Sequence[Epoch], config: Config, started: Started | None) -
             "to the task that matters most"
         )
     return found
+
+
+def _left_out(crosses: Crosses, config: Config) -> list[str]:
+    """A warning for pairs of features that are wanted and have no weights."""
+    wide = config.model.wide
+    wanted = () if wide is None or wide.pairs is None else wide.pairs
+    names = [" and ".join(pair) for pair in wanted if pair not in crosses.values()]
+    if not names or wide is None:
+        return []
+    return [
+        f"{', '.join(names)} have no weights of pairs: their pairs of values do not fit into "
+        f"model.wide.crosses (now {wide.crosses:,}) beside those of smaller ones, or one of them "
+        "has no known value. Raise it, or take them out of model.wide.pairs"
+    ]
 
 
 def _lost_pairs(started: Started, config: Config) -> list[str]:

@@ -164,7 +164,8 @@ class TrainingLoop:
                     self.on_epoch(epoch)
                 state.epoch, state.step, state.seconds = state.epoch + 1, 0, 0.0
                 self.save()
-            self.warnings = advice.warnings(state.history, self.config, self.started_from)
+            crosses = {} if self.ranker.wide is None else self.ranker.wide.crosses
+            self.warnings = advice.warnings(state.history, self.config, self.started_from, crosses)
             self.display.end(state.history, self.warnings)
         logs.close()
         if self.work.writes:

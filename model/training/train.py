@@ -218,7 +218,7 @@ def _require_memory(config: Config, encoder: Encoder) -> None:
     if config.model.wide is not None:
         counts = checkpoint.wide_counts(config.contract, encoder)
         rows = sum(unknown + len(of_id) for unknown, of_id in counts.values())
-        for one, other in crosses_of(config.contract, counts, config.model.wide.crosses).values():
+        for one, other in crosses_of(config.contract, counts, config.model.wide).values():
             rows += 1 + len(counts[one][1]) * len(counts[other][1])
         needed += table_bytes(rows, len(config.contract.tasks), config.train)
     names = ", ".join(name for _, name in largest)

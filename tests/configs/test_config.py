@@ -229,6 +229,23 @@ def edit(values: dict, path: str, value: object) -> dict:
         ("model/gates", {"lik": {"name": "softmax"}}, "model.gates: expected one of view"),
         ("model/embedding_dims", {"usr": 3}, "model.embedding_dims: expected one of user_id"),
         (
+            "model/wide",
+            {"crosses": 8192, "pairs": [["item_id", "item_id"]]},
+            "model.wide.pairs: expected an id feature of the user or the context with a "
+            "vocabulary, one of user_id",
+        ),
+        (
+            "model/wide",
+            {"crosses": 8192, "pairs": [["user_id", "item_views"]]},
+            "model.wide.pairs: expected an id feature of the item with a vocabulary, one of "
+            "item_id",
+        ),
+        (
+            "model/wide",
+            {"pairs": [["user_id", "item_id"]]},
+            "model.wide.pairs: model.wide.crosses has room for no pair of values",
+        ),
+        (
             "model/embedding_dims",
             {"recent_views": 3},
             "model.embedding_dims: 'recent_views' uses the embedding of 'item_id'",

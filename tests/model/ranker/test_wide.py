@@ -76,6 +76,20 @@ def test_pairs_are_of_a_user_and_an_item_and_few(tiny: Any) -> None:
         assert list(ranker.wide.crosses) == expected
 
 
+def test_named_pairs_alone_have_weights(tiny: Any) -> None:
+    """They need room as others do, but take none from one another that are not named."""
+    both = ("user_id", "item_id"), ("country", "item_id")  # 600 and 90 pairs
+    for most, pairs, expected in (
+        (600, both[:1], ["user_id * item_id"]),
+        (8192, both, ["country * item_id", "user_id * item_id"]),
+        (599, both, ["country * item_id"]),
+        (8192, (), []),
+    ):
+        ranker, _ = make(tiny, wide=WideConfig(crosses=most, pairs=pairs))
+        assert ranker.wide is not None
+        assert list(ranker.wide.crosses) == expected
+
+
 def test_a_pair_counts_as_many_rows_as_two_independent_features_would_give_it() -> None:
     counts = {"user": (2, np.array([30, 10])), "item": (2, np.array([20]))}
     wide = Wide(counts, tasks=1, crosses={"user * item": ("user", "item")}, rows=100)

@@ -101,6 +101,19 @@ def test_a_task_without_loss_weight_cannot_disagree(tiny: Any) -> None:
     assert warnings(found, config, started=None) == []
 
 
+def test_wanted_pairs_without_weights_are_warned_of(tiny: Any) -> None:
+    pairs = (("country", "item_id"), ("user_id", "item_id"))
+    wide = tiny.config.model.wide.model_copy(update={"crosses": 599, "pairs": pairs})
+    model = tiny.config.model.model_copy(update={"wide": wide})
+    config = tiny.config.model_copy(update={"model": model})
+    found = epochs(click=[0.7, 0.8])
+    crosses = {"country * item_id": pairs[0]}
+    (warning,) = warnings(found, config, None, crosses)
+    assert warning.startswith("user_id and item_id have no weights of pairs")
+    assert "(now 599)" in warning
+    assert warnings(found, config, None, crosses | {"user_id * item_id": pairs[1]}) == []
+
+
 def test_pairs_that_lost_their_weights_are_warned_of(tiny: Any) -> None:
     started: Any = STARTED | {"pairs_gone": {"city * genre": 1200}}
     (warning,) = warnings(epochs(click=[0.7, 0.8]), tiny.config, started)

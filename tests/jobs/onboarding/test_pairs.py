@@ -1,0 +1,81 @@
+"""`multigate init` gives weights to pairs of values that tell more than each of the two."""
+
+import random
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from multigate.jobs.onboarding.check import check
+from multigate.jobs.onboarding.draft import draft
+from multigate.jobs.onboarding.drafted import Draft, as_yaml
+
+START = 1_700_000_000
+COUNTRIES, TOPICS = ("at", "be", "cz", "dk"), ("war", "love", "fun", "crime", "home")
+ITEMS, USERS = 300, 400
+
+
+def clicks(seed: int = 0, together: float = 0.3, apart: float = 0.15) -> pl.DataFrame:
+    """Rows whose clicks depend on the user's country and the item's topic together, and on each.
+
+    Nothing depends on the device and the colour together.
+    """
+    draw, rows = random.Random(seed), []
+    topics = [draw.choice(TOPICS) for _ in range(ITEMS)]
+    colours = [draw.choice(("red", "blue", "green")) for _ in range(ITEMS)]
+    countries = [draw.choice(COUNTRIES) for _ in range(USERS)]
+    liked = {country: set(draw.sample(TOPICS, 2)) for country in COUNTRIES}
+    for _ in range(9000):
+        user, item = draw.randrange(USERS), draw.randrange(ITEMS)
+        device = draw.choice(("phone", "desktop"))
+        chance = 0.1 + together * (topics[item] in liked[countries[user]])
+        chance += apart * (countries[user] == "at") + apart * (topics[item] == "war")
+        chance += apart * (device == "phone") + apart * (colours[item] == "red")
+        rows.append(
+            {
+                "at": START + draw.randrange(40 * 86_400),
+                "user": f"u{user}",
+                "item": f"i{item}",
+                "country": countries[user],
+                "device": device,
+                "topic": topics[item],
+                "colour": colours[item],
+                "click": int(draw.random() < chance),
+            }
+        )
+    return pl.DataFrame(rows).sort("at", maintain_order=True)
+
+
+def drafted(log: pl.DataFrame, folder: Path) -> Draft:
+    folder.mkdir()
+    log.write_csv(folder / "log.csv")
+    return draft(folder, "x")
+
+
+def test_two_values_that_tell_more_together_have_weights(tmp_path):
+    made = drafted(clicks(), tmp_path / "log")
+    wide = made.values["model"]["wide"]
+    assert wide == {"embeddings": 10.0, "crosses": 8192, "pairs": [["country", "topic"]]}
+    assert "country and topic" in made.notes["model.wide"]
+    assert "t values: country and topic" in as_yaml(made, tmp_path / "log")
+    assert not check(made.config(), tmp_path / "log").fails
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_each_tells_alone_is_no_pair(seed, tmp_path):
+    made = drafted(clicks(seed, together=0), tmp_path / "log")
+    assert made.values["model"]["wide"] == {"embeddings": 10.0}
+
+
+def test_which_way_a_pair_goes_does_not_matter(tmp_path):
+    """What users of a country avoid counts as what they like."""
+    log = clicks().with_columns(click=1 - pl.col("click"))
+    assert drafted(log, tmp_path / "log").values["model"]["wide"]["pairs"] == [["country", "topic"]]
+
+
+def test_a_pair_whose_effect_ends_is_none(tmp_path):
+    """In the later half, other countries like other topics: what the first half says is wrong."""
+    early, late = clicks(), clicks(seed=5)
+    log = pl.concat([early.head(3600), late.slice(3600)])
+    pairs = drafted(log, tmp_path / "log").values["model"]["wide"].get("pairs", [])
+    assert ["country", "topic"] not in pairs
