@@ -82,8 +82,11 @@ def draft(data: Place, name: str) -> Draft:
         "features": features
     }
     firsts: list[str] = []
+    rates = None
     if over_time and any(one["label"]["rule"] != "impression" for one in labels.tasks.values()):
-        contract["rates"] = of_users_and_items(roles, made)
+        rates = of_users_and_items(roles, labels.tasks, features, made)
+    if rates is not None:
+        contract["rates"] = rates
         firsts = add_first_values(roles, log, tables, features, made)
     contract["tasks"] = labels.tasks
     for task, why in labels.reasons.items():

@@ -6,6 +6,7 @@ in all categories, the category's rate of all users, and the user's rate in the 
 coefficient of the last that is beyond chance.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,34 @@ PRIOR = Rates(of=("user",)).strength
 _SEED = 0
 
 
-def of_users_and_items(roles: Roles, made: Draft) -> dict[str, Any]:
-    """The rates that every draft has."""
+def of_users_and_items(
+    roles: Roles, tasks: Iterable[str], features: Iterable[str], made: Draft
+) -> dict[str, Any] | None:
+    """The rates that every draft has; None where the log's columns have taken their names.
+
+    Args:
+        roles: says whether users are known.
+        tasks: of the draft.
+        features: of the draft.
+        made: gets the reasons.
+    """
+    keys = ["item"] if roles.is_stranger else ["user", "item"]
+    of: list[Any] = [key for key in keys if _is_free(key, tasks, features)]
+    if not of:
+        return None
     told = "of items came out"
     if not roles.is_stranger:
         told = "came out; they tell most about rare tasks"
     made.notes["contract.rates"] = f"how the past labels {told}"
-    return {"of": ["item"] if roles.is_stranger else ["user", "item"], "tasks": "all"}
+    return {"of": of, "tasks": "all"}
+
+
+def _is_free(key: str, tasks: Iterable[str], features: Iterable[str]) -> bool:
+    """Whether the names of the rates of a key, such as `user_topic`, are free."""
+    taken = {*tasks, *features}
+    return taken.isdisjoint(
+        f"{key}_{task}_{kind}" for task in tasks for kind in ("rate", "mean", "count")
+    )
 
 
 def add_first_values(
@@ -84,9 +106,15 @@ def add_tastes(made: Draft, labelled: Labelled | None, firsts: list[str]) -> Non
     found: dict[str, float] = {}
     if labelled is not None and "user" in made.values["contract"]["rates"]["of"]:
         found = tastes(made.config(), labelled.impressions.filter(labelled.splits == "train"))
-    ranked = sorted(found, key=lambda name: -found[name])
-    chosen = [name for name in ranked if found[name] >= _BEYOND_CHANCE][:_MOST_CATEGORIES]
-    made.values["contract"]["rates"]["of"] += [["user", name] for name in chosen]
+    contract = made.values["contract"]
+    ranked = [
+        name
+        for name in sorted(found, key=lambda name: -found[name])
+        if found[name] >= _BEYOND_CHANCE
+        and _is_free(f"user_{name}", contract["tasks"], contract["features"])
+    ]
+    chosen = ranked[:_MOST_CATEGORIES]
+    contract["rates"]["of"] += [["user", name] for name in chosen]
     if chosen:
         made.notes["contract.rates"] += (
             ". What users did in a category tells what they do later; t values: "

@@ -98,6 +98,23 @@ def test_the_mood_of_one_list_is_no_taste(tmp_path):
     assert rated(made) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [
+        ("item_click_count", ["user", ["user", "topic"]]),
+        ("user_click_rate", ["item"]),
+        ("user_topic_click_rate", ["user", "item"]),
+    ],
+)
+def test_a_column_that_is_named_as_a_rate_would_be(name, of, tmp_path):
+    log = clicks().drop("tags").with_row_index("row")
+    log = log.with_columns((pl.col("row") * 7919 % 1000).alias(name)).drop("row")
+    made = drafted(log, tmp_path / "log")
+    assert name in {**made.values["contract"]["features"], **made.values["contract"]["tasks"]}
+    assert made.values["contract"]["rates"]["of"] == of
+    assert not check(made.config(), tmp_path / "log").fails
+
+
 @pytest.mark.parametrize("taste", [0.4, 0.0])
 def test_the_first_of_a_list_is_a_category_where_users_have_tastes(taste, tmp_path):
     made = drafted(clicks(taste=taste).drop("topic"), tmp_path / "log")
