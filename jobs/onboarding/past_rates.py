@@ -2,8 +2,8 @@
 
 A user's past labels in the candidate's category, such as its topic, say how the user likes it. The
 log says which categories users have tastes in: a linear regression of the labels on the user's rate
-in all categories, the category's rate of all users, and the user's rate in the category, has a
-coefficient of the last that is beyond chance.
+in all categories, the category's rate of all users, and how much more the user liked the category
+than others, has a coefficient of the last that is beyond chance.
 """
 
 from collections.abc import Iterable
@@ -20,13 +20,15 @@ from multigate.jobs.onboarding.feedback.labels import snake
 from multigate.jobs.onboarding.sample import Labelled
 from multigate.jobs.onboarding.tables.raw import Table
 from multigate.jobs.onboarding.tables.roles import Roles
+from multigate.pipeline.compute.rates import CATEGORY
+from multigate.pipeline.label.labels import waits
 from multigate.pipeline.read.derive import first
 
 _FEWEST_VALUES = 3
 _MOST_CATEGORIES = 3  # each adds two features for every task
-_BEYOND_CHANCE = 2.0  # t value, in the mean of the tasks
-PRIOR = Rates(of=("user",)).strength
-"""Labels that the mean weighs as much as, where a rate is made of few."""
+_BEYOND_CHANCE = 2.0  # standard errors, in the mean of the tasks
+_PRIOR = Rates(of=("user",)).strength
+_ROUNDING = 1e-9  # of rates, which are about 1
 _SEED = 0
 
 
@@ -133,9 +135,9 @@ def tastes(config: Config, rows: pl.DataFrame) -> dict[str, float]:
         rows: labelled impressions.
 
     Returns:
-        By feature, the t value of the coefficient of the user's rate in it, the mean over the
-        binary tasks.  Of a task of which every impression is a positive, that of whether users
-        come back to categories.
+        By feature, the t value of the coefficient of the user's liking for it, the mean over the
+        binary tasks with labels of both classes.  Of a task of which every impression is a
+        positive, that of whether users come back to categories.
     """
     contract = config.contract
     items = rows[contract.item].n_unique()
@@ -149,33 +151,53 @@ def tastes(config: Config, rows: pl.DataFrame) -> dict[str, float]:
     }
     # Rows of one request are shown together: none is another's past.
     request = pl.col(TIME).min().over(str(contract.user), REQUEST)
-    shown = pl.when(pl.col(REQUEST).is_null()).then(pl.col(TIME)).otherwise(request)
-    rows = rows.with_columns(at=shown.rank("dense").cast(pl.Int64))
+    coded = rows.select(
+        TIME,
+        *(LABEL + task for task in contract.tasks),
+        at=pl.when(pl.col(REQUEST).is_null()).then(pl.col(TIME)).otherwise(request),
+        user=_codes(str(contract.user)),
+        **{CATEGORY + name: _codes(name).fill_null(0) for name in found},
+    )
+    wait = waits(config)
     for task, about in contract.tasks.items():
-        known = rows.filter(pl.col(LABEL + task).is_not_null())
-        if about.type != "binary" or not len(known):
+        known = coded.filter(pl.col(LABEL + task).is_not_null())
+        comes_back = always_one(about)
+        if about.type != "binary" or known[LABEL + task].n_unique() < (1 if comes_back else 2):
             continue
         for name, values in found.items():
             table = known.select(
                 "at",
-                user=str(contract.user),
-                category=pl.col(name).cast(pl.String).fill_null(""),
+                "user",
+                closed=pl.col(TIME) + wait[task],
+                category=CATEGORY + name,
                 label=pl.col(LABEL + task).cast(pl.Float64),
             )
-            values.append(_haunts(table) if always_one(about) else _likes(table))
+            values.append(_haunts(table) if comes_back else _likes(table))
     return {name: float(np.mean(values)) for name, values in found.items() if values}
 
 
+def _codes(column: str) -> pl.Expr:
+    """Whole numbers from 1 in the place of values, for speed; null where there is none."""
+    return pl.col(column).rank("dense").cast(pl.UInt32)
+
+
 def _likes(table: pl.DataFrame) -> float:
-    """Whether the user's past labels in a category tell the later ones."""
+    """Whether the user's past labels in a category tell the later ones.
+
+    The user's own rate and the category's explain a label as far as they can.  What is left of the
+    past labels in the category, less what is left of all past labels of the user, is 0 in the mean
+    of users without tastes, however much they differ; a rate in the category is not, because it is
+    drawn towards the mean of all users more than the rate in all categories is.
+    """
     labels = table["label"].to_numpy()
     of_all = table.select(pl.col("label").mean().over("category"))["label"].to_numpy()
-
-    def rate(keys: list[str]) -> np.ndarray:
-        count, total = _past(table, table, keys)
-        return (total + PRIOR * labels.mean()) / (count + PRIOR)
-
-    return last_t_value([rate(["user"]), of_all, rate(["user", "category"])], labels)
+    count, total = _past(table, table, ["user"])
+    rate = (total + _PRIOR * labels.mean()) / (count + _PRIOR)
+    left = table.with_columns(label=labels - of_all)
+    _, total = _past(left, left, ["user"])
+    here, total_here = _past(left, left, ["user", "category"])
+    liking = (total_here - here * total / np.maximum(count, 1)) / (here + _PRIOR)
+    return _last_coefficient([rate, of_all, liking], labels)
 
 
 def _haunts(table: pl.DataFrame) -> float:
@@ -186,33 +208,44 @@ def _haunts(table: pl.DataFrame) -> float:
     count, _ = _past(table, asked, ["user"])
     here, _ = _past(table, asked, ["user", "category"])
     labels = np.repeat([1.0, 0.0], len(table))
-    return last_t_value([share, (here + PRIOR * share) / (count + PRIOR)], labels)
+    return _last_coefficient([share, (here + _PRIOR * share) / (count + _PRIOR)], labels)
 
 
 def _past(
     table: pl.DataFrame, asked: pl.DataFrame, keys: list[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many earlier rows of a table have an asked row's keys, and the sum of their labels."""
-    sums = table.group_by(*keys, "at").agg(count=pl.len(), total=pl.col("label").sum()).sort("at")
-    until = sums.select(
-        *keys, "at", *(pl.col(name).cum_sum().over(keys) for name in ("count", "total"))
+    """How many rows of a table have an asked row's keys and closed before it was shown.
+
+    Returns:
+        Their counts, and the sums of their labels; 0 for rows without a user.
+    """
+    sums = table.group_by(*keys, "closed").agg(count=pl.len(), total=pl.col("label").sum())
+    until = sums.sort("closed").select(
+        *keys, "closed", *(pl.col(name).cum_sum().over(keys) for name in ("count", "total"))
     )
-    before = asked.select(*keys, at=pl.col("at") - 1).with_row_index("row").sort("at")
-    found = before.join_asof(until, on="at", by=keys, check_sortedness=False).sort("row")
+    before = asked.select(*keys, "at").with_row_index("row").sort("at")
+    found = before.join_asof(
+        until,
+        left_on="at",
+        right_on="closed",
+        by=keys,
+        allow_exact_matches=False,
+        check_sortedness=False,
+    ).sort("row")
     count, total = (found[name].fill_null(0).to_numpy() for name in ("count", "total"))
     return count.astype(np.float64), total
 
 
-def last_t_value(columns: list[np.ndarray], labels: np.ndarray) -> float:
-    """The t value of a linear regression's last coefficient, whatever the noise of single rows.
+def _last_coefficient(columns: list[np.ndarray], labels: np.ndarray) -> float:
+    """A linear regression's last coefficient over its standard error, which holds for any noise.
 
-    Args:
-        columns: of N values each; a constant is added.
-        labels: (N,).
+    0 where the other columns say all that the last one does.
     """
-    x = np.stack([np.ones(len(labels)), *columns], axis=1)
-    inverse = np.linalg.pinv(x.T @ x)
-    coefficients = inverse @ (x.T @ labels)
-    scaled = x * (labels - x @ coefficients)[:, None]
-    variance = float((inverse @ (scaled.T @ scaled) @ inverse)[-1, -1])
-    return float(coefficients[-1]) / variance**0.5 if variance > 0 else 0.0
+    *others, last = [np.ones(len(labels)), *columns]
+    x = np.stack(others, axis=1)
+    own, left = (of - x @ np.linalg.lstsq(x, of)[0] for of in (last, labels))
+    if own.std() < _ROUNDING:
+        return 0.0
+    coefficient = (own @ left) / (own @ own)
+    error = np.linalg.norm(own * (left - coefficient * own)) / (own @ own)
+    return float(coefficient / error) if error > 0 else 0.0

@@ -9,6 +9,8 @@ import pytest
 from multigate.jobs.onboarding.check import check
 from multigate.jobs.onboarding.draft import draft
 from multigate.jobs.onboarding.drafted import Draft
+from multigate.jobs.onboarding.past_rates import tastes
+from multigate.jobs.onboarding.sample import label_sample
 
 START = 1_700_000_000
 TOPICS = ("war", "love", "fun", "crime", "home", "pets")
@@ -96,6 +98,75 @@ def test_the_mood_of_one_list_is_no_taste(tmp_path):
     made = drafted(pl.DataFrame(rows).sort("at", maintain_order=True), tmp_path / "log")
     assert made.values["contract"]["features"]["topic"]["side"] == "item"
     assert rated(made) == []
+
+
+@pytest.mark.parametrize("taste", [0.5, 0.0])
+def test_a_taste_is_found_among_users_who_differ_much(taste, tmp_path):
+    """Most users hardly click, and some on nearly all; each half as often again on two topics."""
+    draw, rows = random.Random(6), []
+    habits = [draw.random() ** 4 for _ in range(400)]
+    tastes = [set(draw.sample(TOPICS, 2)) for _ in range(400)]
+    for at in range(12_000):
+        user, item = draw.randrange(400), draw.randrange(ITEMS)
+        topic = TOPICS[item % 6]
+        click = draw.random() < habits[user] * (1 + taste * (topic in tastes[user]))
+        shown = {"at": START + 300 * at, "user": f"u{user}", "item": f"i{item}", "topic": topic}
+        rows.append(shown | {"click": int(click)})
+    assert rated(drafted(pl.DataFrame(rows), tmp_path / "log")) == (["topic"] if taste else [])
+
+
+def test_a_category_of_which_each_user_sees_one_is_no_taste(tmp_path):
+    """The user's rate in it is the user's rate."""
+    log = clicks(taste=0, habit=0.8).drop("tags", "topic", "colour")
+    country = pl.col("user").str.slice(1).cast(pl.Int64) % 4
+    item = 4 * pl.col("item").str.slice(1).cast(pl.Int64) + country
+    log = log.with_columns(country=pl.format("c{}", country), item=pl.format("i{}", item))
+    folder = tmp_path / "log"
+    folder.mkdir()
+    log.drop("country").write_csv(folder / "log.csv")
+    log.select("item", "country").unique(maintain_order=True).write_csv(folder / "items.csv")
+    made = draft(folder, "x")
+    assert made.values["contract"]["features"]["country"]["kind"] == "id"
+    assert rated(made) == []
+
+
+def test_the_mood_of_a_visit_is_no_taste_before_labels_have_closed(tmp_path):
+    """A rate reads closed labels, and so clicks of some minutes ago tell it nothing."""
+    draw, rows = random.Random(5), []
+    for _ in range(700):
+        user, at = draw.randrange(60), START + draw.randrange(40 * 86_400)
+        mood = draw.choice(TOPICS)
+        for place in range(20):
+            item = draw.randrange(ITEMS)
+            one = {"user": f"u{user}", "item": f"i{item}", "topic": TOPICS[item % 6]}
+            rows.append({"at": at + 20 * place, "what": "view", **one})
+            if draw.random() < (0.8 if one["topic"] == mood else 0.1):
+                rows.append({"at": at + 20 * place + 5, "what": "click", **one})
+    made = drafted(pl.DataFrame(rows).sort("at", maintain_order=True), tmp_path / "log")
+    assert made.values["contract"]["tasks"]["click"]["label"]["within"]
+    assert rated(made) == []
+
+
+def test_a_task_of_one_class_has_no_say(tmp_path):
+    """Nobody buys in the training split."""
+    log = clicks().drop("tags").with_row_index("row")
+    buys = (pl.col("row") > 9500) & (pl.col("click") == 1) & (pl.col("row") % 3 == 0)
+    log = log.with_columns(buy=buys.cast(pl.Int64)).drop("row")
+    made = drafted(log, tmp_path / "log")
+    config = made.config()
+    assert set(config.contract.tasks) == {"click", "buy"}
+    labelled = label_sample(config, tmp_path / "log", 100_000)
+    assert labelled is not None
+    rows = labelled.impressions.filter(labelled.splits == "train")
+    assert rows["label/buy"].sum() == 0
+    unknown = rows.with_columns(pl.lit(None, rows["label/buy"].dtype).alias("label/buy"))
+    assert tastes(config, rows) == tastes(config, unknown) != {}
+
+
+@pytest.mark.parametrize("name", ["at", "closed", "user", "category", "label"])
+def test_a_category_of_any_name(name, tmp_path):
+    log = clicks().drop("tags").rename({"at": "time", "user": "member", "topic": name})
+    assert rated(drafted(log, tmp_path / "log")) == [name]
 
 
 @pytest.mark.parametrize(
