@@ -57,6 +57,10 @@ class Guard:
                 )
         self.measured.append(loss)
 
+    def forget(self) -> None:
+        """Start the median anew: the loss has become another one."""
+        self.measured.clear()
+
 
 def not_finite(what: str, options: TrainConfig) -> ModelError:
     """The error for a value that is NaN or infinite."""

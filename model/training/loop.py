@@ -192,7 +192,9 @@ class TrainingLoop:
         """Run an epoch, or what is left of it; add it to the history; keep the weights if best."""
         number, state = self.state.epoch, self.state
         self.display.begin_epoch(number)
-        taught = self._taught()
+        lessons = self._lessons()
+        if self.taught is not None:
+            self.feed.teach(lessons)
         train_metrics = self._steps()
         self.display.begin_validation()
         ranker = self.ranker
@@ -206,7 +208,7 @@ class TrainingLoop:
                 raise guards.not_finite(what, self.config.train)
             teaching: Teaching = {}
             if self.taught is not None:
-                teaching = {"taught": taught} | self._compared(taught, found)
+                teaching = {"taught": [*lessons]} | self._compared([*lessons], found)
             epoch: Epoch = {
                 **losses,
                 **teaching,
@@ -215,6 +217,8 @@ class TrainingLoop:
                 **epoch_record.diagnose(ranker, self.config.contract, self.statistics, sample),
             }
             state.history.append(epoch)
+            if self._lessons() != lessons:
+                self.guard.forget()  # a loss of other targets is another one
             if history.kept(state.history) is epoch and self.work.writes:
                 path = self.work.best(number)
                 weights.save(ranker, path, row_moments.read(ranker))
@@ -225,10 +229,10 @@ class TrainingLoop:
         forward = forward or self.forward
         return validate(forward, self.held_out, self.config.contract, self.ranker.heads)
 
-    def _taught(self) -> list[str]:
-        """Tasks that the teacher teaches in the coming epoch; the feed's targets are told."""
+    def _lessons(self) -> dict[str, Lesson]:
+        """How the teacher teaches the tasks that it teaches in the coming epoch."""
         if self.taught is None:
-            return []
+            return {}
         known = ~np.isnan(self.taught.scores).all(axis=0)
         past = self.state.history
         outgrown = {task for epoch in past for task in epoch.get("outgrown", ())}
@@ -239,8 +243,7 @@ class TrainingLoop:
             if knows and task not in outgrown
         ]
         share = self.taught.share
-        self.feed.teach({task: Lesson(share, task not in passed) for task in names})
-        return names
+        return {task: Lesson(share, task not in passed) for task in names}
 
     def _compared(self, taught: Sequence[str], found: Validated) -> Teaching:
         """Tasks of those taught in which the ranker is ahead of its teacher now.

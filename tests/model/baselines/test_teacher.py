@@ -21,7 +21,7 @@ from multigate.model.data.examples import Examples, Lesson, Split, Taught, targe
 from multigate.model.data.feeds import MemoryFeed, StreamFeed
 from multigate.model.data.rows import read_rows
 from multigate.model.evaluation.scored import score
-from multigate.model.training import train
+from multigate.model.training import loop, train
 
 OPTIONS = Teacher(share=0.5, folds=4, regression=False)
 ALL_TASKS = Teacher(share=0.5, folds=4)
@@ -290,6 +290,45 @@ def test_it_teaches_a_task_while_it_is_ahead(
     assert [epoch["taught"] for epoch in epochs] == [["click"]] * taught + [[]] * (3 - taught)
     assert [epoch["outgrown"] for epoch in epochs] == [["click"] * (taught == 1), [], []]
     assert [epoch["passed"] for epoch in epochs] == [["click"] * (taught == 1), [], []]
+
+
+def of_few(tiny: Any, out: Path, monkeypatch: pytest.MonkeyPatch, quality: float) -> Path:
+    """Clicks known of one row in twenty, and a teacher of that quality who sees none coming."""
+
+    def few(table: pa.Table) -> list[float | None]:
+        clicks = table["label/click"].to_pylist()
+        return [one if at % 20 == 0 else None for at, one in enumerate(clicks)]
+
+    folder = out / "examples"
+    tiny.write_examples(folder, tiny.config, rows=2000)
+    folder = relabelled(folder, out / "few", "label/click", few)
+
+    def fit(tables: Any, *given: Any) -> tuple[np.ndarray, ...]:
+        of_clicks = np.array([0.001, np.nan, np.nan], np.float32)
+        return tuple(np.tile(of_clicks, (len(labels), 1)) for labels in tables.labels)
+
+    monkeypatch.setattr(teacher, "_fit", fit)
+    monkeypatch.setattr(loop, "teacher_qualities", lambda *given: {"click": quality})
+    return folder
+
+
+def test_a_loss_of_other_targets_is_no_explosion(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A score is easier to tell than a label: without the teacher the loss is much higher."""
+    folder = of_few(tiny, tmp_path, monkeypatch, quality=0.0)
+    contract = tiny.config.model_dump(mode="json", exclude_unset=True)["contract"]
+    contract["tasks"] |= {
+        name: contract["tasks"][name] | {"weight": 0.0} for name in ("dwell", "like")
+    }
+    options = {"epochs": 2, "batch_size": 8, "learning_rate": 0.02}
+    options |= {"teacher": {"unlabelled": 20.0}}
+    config = tiny.make_config(contract=contract, train=options)
+    train.train(config, folder, tmp_path / "c", progress=False)
+    epochs = json.loads((tmp_path / "c" / "history.json").read_text())["epochs"]
+    before, after = (epoch["tasks"]["click"]["loss"] for epoch in epochs)
+    assert [epoch["taught"] for epoch in epochs] == [["click"], []]
+    assert after > 3 * before
 
 
 def test_a_place_in_the_list_does_not_outgrow_it(

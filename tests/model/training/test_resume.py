@@ -15,8 +15,10 @@ import pytest
 import yaml
 
 from multigate.configs.errors import DataError, ModelError
+from multigate.model.baselines import teacher
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.training import snapshots, train
+from multigate.model.training.loop import TrainingLoop
 from multigate.model.training.progress import Display
 from multigate.model.training.workspace import Workspace
 from multigate.verbs.command import main
@@ -60,6 +62,7 @@ from multigate.configs.sections.base import parse
 from multigate.configs.config import Config
 from multigate.model.training import train
 from multigate.model.training import loop
+from multigate.model.training.loop import TrainingLoop
 from multigate.model.training.progress import Display
 
 config, examples, out, last = sys.argv[1:]
@@ -313,3 +316,26 @@ def test_killed_again_and_again(tiny: Any, tmp_path: Path, backend: str) -> None
     if not out.exists():
         finish(*run, out, KERAS_BACKEND=backend)
     assert_same(tmp_path / "whole", out)
+
+
+def test_what_the_teacher_teaches_is_read_from_the_history(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranker passes it in the first epoch: from then on rows with a label alone learn."""
+
+    def fit(tables: Any, *given: Any) -> tuple[np.ndarray, ...]:
+        return tuple(np.full(labels.shape, 0.2, np.float32) for labels in tables.labels)
+
+    def compared(*given: Any) -> dict[str, list[str]]:
+        return {"outgrown": [], "passed": ["like"]}
+
+    monkeypatch.setattr(teacher, "_fit", fit)
+    monkeypatch.setattr(TrainingLoop, "_compared", compared)
+    config = make(tiny, epochs=2, teacher={})
+    train.train(config, tiny.examples, tmp_path / "whole", progress=False)
+    Interrupt(monkeypatch, 8)
+    with pytest.raises(KeyboardInterrupt):
+        train.train(config, tiny.examples, tmp_path / "c", progress=False)
+    result = train.train(config, tiny.examples, tmp_path / "c", progress=False, resume=True)
+    assert result["resumed"] == {"epoch": 2, "step": 32}
+    assert_same(tmp_path / "whole", tmp_path / "c")
