@@ -1,9 +1,9 @@
 """Drafts rates of past labels: of the user, the item, and the user in a category of items.
 
 A user's past labels in the candidate's category, such as its topic, say how the user likes it. The
-log says which categories users have tastes in: a linear regression of the labels on the user's rate
-in all categories, the category's rate of all users, and how much more the user liked the category
-than others, has a coefficient of the last that is beyond chance.
+log says which categories users have tastes in: a linear regression of the labels on what the user's
+habit and the category's let expect, and on how much more than that the user liked the category in
+the past, has a coefficient of the last that is beyond chance.
 """
 
 from collections.abc import Iterable
@@ -28,6 +28,7 @@ _FEWEST_VALUES = 3
 _MOST_CATEGORIES = 3  # each adds two features for every task
 _BEYOND_CHANCE = 2.0  # standard errors, in the mean of the tasks
 _PRIOR = Rates(of=("user",)).strength
+_NEWTON_STEPS = 12
 _ROUNDING = 1e-9  # of rates, which are about 1
 _SEED = 0
 
@@ -184,20 +185,46 @@ def _codes(column: str) -> pl.Expr:
 def _likes(table: pl.DataFrame) -> float:
     """Whether the user's past labels in a category tell the later ones.
 
-    The user's own rate and the category's explain a label as far as they can.  What is left of the
-    past labels in the category, less what is left of all past labels of the user, is 0 in the mean
-    of users without tastes, however much they differ; a rate in the category is not, because it is
-    drawn towards the mean of all users more than the rate in all categories is.
+    What is left of the past labels in the category beyond `_expected`, less what is left of all
+    past labels of the user, is about 0 in the mean of users without tastes, however much users and
+    categories differ.  A rate in the category is not: the rate of a user who likes much is highest
+    where all like more.
     """
-    labels = table["label"].to_numpy()
-    of_all = table.select(pl.col("label").mean().over("category"))["label"].to_numpy()
-    count, total = _past(table, table, ["user"])
-    rate = (total + _PRIOR * labels.mean()) / (count + _PRIOR)
-    left = table.with_columns(label=labels - of_all)
-    _, total = _past(left, left, ["user"])
+    labels, expected = table["label"].to_numpy(), _expected(table)
+    left = table.with_columns(label=labels - expected)
+    count, total = _past(left, left, ["user"])
     here, total_here = _past(left, left, ["user", "category"])
     liking = (total_here - here * total / np.maximum(count, 1)) / (here + _PRIOR)
-    return _last_coefficient([rate, of_all, liking], labels)
+    return _last_coefficient([expected, liking], labels)
+
+
+def _expected(table: pl.DataFrame) -> np.ndarray:
+    """The chance (N,) of each label if users had no tastes.
+
+    Its logit is that of all rows, plus an effect of the user and one of the category, each with a
+    normal prior of deviation 1; fitted by a Newton step for all users, one for all categories, and
+    so on.
+    """
+    keys = ["user", "category"]
+    rows = table.select(pl.col("user").fill_null(0), "category", "label")  # guests are one user
+    cells = rows.group_by(keys, maintain_order=True).agg(
+        count=pl.len(), total=pl.col("label").sum()
+    )
+    count, total = cells["count"].to_numpy(), cells["total"].to_numpy()
+    mean = total.sum() / count.sum()
+    logit = np.full(len(cells), np.log(mean / (1 - mean)))
+    of_cell = [cells[key].to_numpy() for key in keys]
+    effects = [np.zeros(codes.max() + 1) for codes in of_cell]
+    for _ in range(_NEWTON_STEPS):
+        for codes, effect in zip(of_cell, effects, strict=True):
+            chance = 1 / (1 + np.exp(-logit))
+            slope = np.bincount(codes, total - count * chance, len(effect)) - effect
+            curve = np.bincount(codes, count * chance * (1 - chance), len(effect)) + 1
+            step = np.clip(slope / curve, -1, 1)
+            np.add(effect, step, out=effect)
+            logit += step[codes]
+    cells = cells.select(*keys, expected=1 / (1 + np.exp(-logit)))
+    return rows.join(cells, on=keys, how="left", maintain_order="left")["expected"].to_numpy()
 
 
 def _haunts(table: pl.DataFrame) -> float:
@@ -219,7 +246,9 @@ def _past(
     Returns:
         Their counts, and the sums of their labels; 0 for rows without a user.
     """
-    sums = table.group_by(*keys, "closed").agg(count=pl.len(), total=pl.col("label").sum())
+    sums = table.group_by(*keys, "closed", maintain_order=True).agg(
+        count=pl.len(), total=pl.col("label").sum()
+    )
     until = sums.sort("closed").select(
         *keys, "closed", *(pl.col(name).cum_sum().over(keys) for name in ("count", "total"))
     )

@@ -1,5 +1,6 @@
 """`multigate init` gives users a rate of their own in the categories that they have tastes in."""
 
+import math
 import random
 from pathlib import Path
 
@@ -112,6 +113,22 @@ def test_a_taste_is_found_among_users_who_differ_much(taste, tmp_path):
         click = draw.random() < habits[user] * (1 + taste * (topic in tastes[user]))
         shown = {"at": START + 300 * at, "user": f"u{user}", "item": f"i{item}", "topic": topic}
         rows.append(shown | {"click": int(click)})
+    assert rated(drafted(pl.DataFrame(rows), tmp_path / "log")) == (["topic"] if taste else [])
+
+
+@pytest.mark.parametrize("taste", [0.8, 0.0])
+def test_who_likes_much_likes_most_what_all_like(taste, tmp_path):
+    """Users and topics each have an effect on the logit, as in most worlds; that is no taste."""
+    draw, rows = random.Random(8), []
+    habits = [draw.gauss(-3, 1.2) for _ in range(300)]
+    liked = {topic: 0.9 * place for place, topic in enumerate(TOPICS, start=-2)}
+    tastes = [{topic: draw.gauss(0, taste) for topic in TOPICS} for _ in range(300)]
+    for at in range(12_000):
+        user, item = draw.randrange(300), draw.randrange(ITEMS)
+        topic = TOPICS[item % 6]
+        logit = habits[user] + liked[topic] + tastes[user][topic]
+        shown = {"at": START + 300 * at, "user": f"u{user}", "item": f"i{item}", "topic": topic}
+        rows.append(shown | {"click": int(draw.random() < 1 / (1 + math.exp(-logit)))})
     assert rated(drafted(pl.DataFrame(rows), tmp_path / "log")) == (["topic"] if taste else [])
 
 
