@@ -220,6 +220,8 @@ def _model(rows: int, drawn: bool, made: Draft) -> dict[str, Any]:
             # Exactly two experts from the first step on: the selection of a DSelect-k gate has not
             # converged after the few steps of a small log.
             "gate": {"name": "topk", "num_selected": 2},
+            # With a gate of each task a row needs nearly all experts, for the same quality.
+            "shared_gate": "all",
         },
         "train": {
             "epochs": _EPOCHS,

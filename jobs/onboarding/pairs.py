@@ -1,9 +1,9 @@
 """Drafts the pairs of features whose pairs of values get weights of their own, see `Wide.pairs`.
 
-What users of a country do with a topic is more than what the country and the topic tell apart. The
-log says of which pairs that holds: a linear regression of the later half of the labels on the
-rates that the first half gives the one value, the other and both together has a coefficient of the
-last that is beyond chance.  Weights of other pairs only learn the log by heart.
+What users of a country do with a topic is more than what the country and the topic do apart. The
+log says of which pairs that holds: what the first half of its labels has beyond `expected_apart`
+for two values tells the later half, by a linear regression whose coefficient is beyond chance.
+Weights of other pairs only learn the log by heart.
 """
 
 import numpy as np
@@ -13,9 +13,10 @@ from multigate.configs import Config
 from multigate.configs.files import LABEL, TIME
 from multigate.configs.sections.rates import always_one
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.past_rates import PRIOR, last_t_value
+from multigate.jobs.onboarding.regression import PRIOR, expected_apart, last_t_value
 from multigate.jobs.onboarding.sample import Labelled
 
+_VALUE = "value/"
 _ROOM = 8192  # pairs of values
 _MOST = 4
 _BEYOND_CHANCE = 3.0  # t value, in the mean of the tasks; of many pairs, chance takes one beyond 2
@@ -71,26 +72,33 @@ def pairs(config: Config, rows: pl.DataFrame) -> dict[tuple[str, str], float]:
         for other, of_other in names.items()
         if of_other and not of_item and values[one] * values[other] <= _ROOM
     }
+    coded = rows.select(
+        *(LABEL + task for task in contract.tasks),
+        **{
+            _VALUE + name: pl.col(name).rank("dense").cast(pl.UInt32).fill_null(0) for name in names
+        },
+    )
     for task, about in contract.tasks.items():
-        known = rows.filter(pl.col(LABEL + task).is_not_null())
-        if about.type != "binary" or always_one(about) or len(known) < 2:
+        known = coded.filter(pl.col(LABEL + task).is_not_null())
+        if about.type != "binary" or always_one(about) or known[LABEL + task].n_unique() < 2:
             continue
-        table = known.select(
-            pl.col(name).cast(pl.String).fill_null("").alias(name) for name in names
-        ).with_columns(known[LABEL + task].cast(pl.Float64).alias("label"))
-        half = len(table) // 2
-        rates = {name: _rate(table, half, [name]) for name in names}
         for (one, other), t_values in found.items():
-            columns = [rates[one], rates[other], _rate(table, half, [one, other])]
-            t_values.append(last_t_value(columns, table["label"].to_numpy()[half:]))
+            table = known.select(
+                label=pl.col(LABEL + task).cast(pl.Float64), one=_VALUE + one, other=_VALUE + other
+            )
+            t_values.append(_together(table))
     return {pair: float(np.mean(t_values)) for pair, t_values in found.items() if t_values}
 
 
-def _rate(table: pl.DataFrame, half: int, keys: list[str]) -> np.ndarray:
-    """The rate that the first `half` rows give the values of each later row."""
-    before, later = table.head(half), table.slice(half)
-    sums = before.group_by(keys).agg(count=pl.len(), total=pl.col("label").sum())
-    found = later.select(keys).join(sums, on=keys, how="left", maintain_order="left")
-    mean = float(np.mean(before["label"].to_numpy()))
-    rate = (pl.col("total").fill_null(0) + PRIOR * mean) / (pl.col("count").fill_null(0) + PRIOR)
-    return found.select(rate=rate)["rate"].to_numpy()
+def _together(table: pl.DataFrame) -> float:
+    """Whether what two values did together beyond each tells what they do later."""
+    keys = ["one", "other"]
+    expected, labels = expected_apart(table, keys), table["label"].to_numpy()
+    half = len(table) // 2
+    left = table.head(half).with_columns(left=(labels - expected)[:half])
+    sums = left.group_by(keys).agg(
+        more=pl.col("left").sum() / (pl.len() + PRIOR),
+    )
+    later = table.slice(half).join(sums, on=keys, how="left", maintain_order="left")
+    more = later["more"].fill_null(0).to_numpy()
+    return last_t_value([expected[half:], more], labels[half:])

@@ -14,9 +14,10 @@ import polars as pl
 
 from multigate.configs import Config
 from multigate.configs.files import LABEL, REQUEST, TIME
-from multigate.configs.sections.rates import Rates, always_one
+from multigate.configs.sections.rates import always_one
 from multigate.jobs.onboarding.drafted import Draft, drop_feature
 from multigate.jobs.onboarding.feedback.labels import snake
+from multigate.jobs.onboarding.regression import PRIOR, expected_apart, last_t_value
 from multigate.jobs.onboarding.sample import Labelled
 from multigate.jobs.onboarding.tables.raw import Table
 from multigate.jobs.onboarding.tables.roles import Roles
@@ -27,9 +28,6 @@ from multigate.pipeline.read.derive import first
 _FEWEST_VALUES = 3
 _MOST_CATEGORIES = 3  # each adds two features for every task
 _BEYOND_CHANCE = 2.0  # standard errors, in the mean of the tasks
-_PRIOR = Rates(of=("user",)).strength
-_NEWTON_STEPS = 12
-_ROUNDING = 1e-9  # of rates, which are about 1
 _SEED = 0
 
 
@@ -185,46 +183,18 @@ def _codes(column: str) -> pl.Expr:
 def _likes(table: pl.DataFrame) -> float:
     """Whether the user's past labels in a category tell the later ones.
 
-    What is left of the past labels in the category beyond `_expected`, less what is left of all
-    past labels of the user, is about 0 in the mean of users without tastes, however much users and
-    categories differ.  A rate in the category is not: the rate of a user who likes much is highest
-    where all like more.
+    What is left of the past labels in the category beyond what is expected, less what is left of
+    all past labels of the user, is about 0 in the mean of users without tastes, however much users
+    and categories differ.  A rate in the category is not: the rate of a user who likes much is
+    highest where all like more.
     """
-    labels, expected = table["label"].to_numpy(), _expected(table)
+    labels = table["label"].to_numpy()
+    expected = expected_apart(table, ["user", "category"])
     left = table.with_columns(label=labels - expected)
     count, total = _past(left, left, ["user"])
     here, total_here = _past(left, left, ["user", "category"])
-    liking = (total_here - here * total / np.maximum(count, 1)) / (here + _PRIOR)
-    return _last_coefficient([expected, liking], labels)
-
-
-def _expected(table: pl.DataFrame) -> np.ndarray:
-    """The chance (N,) of each label if users had no tastes.
-
-    Its logit is that of all rows, plus an effect of the user and one of the category, each with a
-    normal prior of deviation 1; fitted by a Newton step for all users, one for all categories, and
-    so on.
-    """
-    keys = ["user", "category"]
-    rows = table.select(pl.col("user").fill_null(0), "category", "label")  # guests are one user
-    cells = rows.group_by(keys, maintain_order=True).agg(
-        count=pl.len(), total=pl.col("label").sum()
-    )
-    count, total = cells["count"].to_numpy(), cells["total"].to_numpy()
-    mean = total.sum() / count.sum()
-    logit = np.full(len(cells), np.log(mean / (1 - mean)))
-    of_cell = [cells[key].to_numpy() for key in keys]
-    effects = [np.zeros(codes.max() + 1) for codes in of_cell]
-    for _ in range(_NEWTON_STEPS):
-        for codes, effect in zip(of_cell, effects, strict=True):
-            chance = 1 / (1 + np.exp(-logit))
-            slope = np.bincount(codes, total - count * chance, len(effect)) - effect
-            curve = np.bincount(codes, count * chance * (1 - chance), len(effect)) + 1
-            step = np.clip(slope / curve, -1, 1)
-            np.add(effect, step, out=effect)
-            logit += step[codes]
-    cells = cells.select(*keys, expected=1 / (1 + np.exp(-logit)))
-    return rows.join(cells, on=keys, how="left", maintain_order="left")["expected"].to_numpy()
+    liking = (total_here - here * total / np.maximum(count, 1)) / (here + PRIOR)
+    return last_t_value([expected, liking], labels)
 
 
 def _haunts(table: pl.DataFrame) -> float:
@@ -235,7 +205,7 @@ def _haunts(table: pl.DataFrame) -> float:
     count, _ = _past(table, asked, ["user"])
     here, _ = _past(table, asked, ["user", "category"])
     labels = np.repeat([1.0, 0.0], len(table))
-    return _last_coefficient([share, (here + _PRIOR * share) / (count + _PRIOR)], labels)
+    return last_t_value([share, (here + PRIOR * share) / (count + PRIOR)], labels)
 
 
 def _past(
@@ -263,18 +233,3 @@ def _past(
     ).sort("row")
     count, total = (found[name].fill_null(0).to_numpy() for name in ("count", "total"))
     return count.astype(np.float64), total
-
-
-def _last_coefficient(columns: list[np.ndarray], labels: np.ndarray) -> float:
-    """A linear regression's last coefficient over its standard error, which holds for any noise.
-
-    0 where the other columns say all that the last one does.
-    """
-    *others, last = [np.ones(len(labels)), *columns]
-    x = np.stack(others, axis=1)
-    own, left = (of - x @ np.linalg.lstsq(x, of)[0] for of in (last, labels))
-    if own.std() < _ROUNDING:
-        return 0.0
-    coefficient = (own @ left) / (own @ own)
-    error = np.linalg.norm(own * (left - coefficient * own)) / (own @ own)
-    return float(coefficient / error) if error > 0 else 0.0

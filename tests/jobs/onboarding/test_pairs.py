@@ -1,5 +1,6 @@
 """`multigate init` gives weights to pairs of values that tell more than each of the two."""
 
+import math
 import random
 from pathlib import Path
 
@@ -64,6 +65,22 @@ def test_two_values_that_tell_more_together_have_weights(tmp_path):
 @pytest.mark.parametrize("seed", range(5))
 def test_what_each_tells_alone_is_no_pair(seed, tmp_path):
     made = drafted(clicks(seed, together=0), tmp_path / "log")
+    assert made.values["model"]["wide"] == {"embeddings": 10.0}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_effects_that_add_up_in_logits_are_no_pair(seed, tmp_path):
+    """Their chances do not add up: what raises a high chance raises a low one less."""
+    draw, log = random.Random(seed), clicks(seed)
+    effects = {
+        name: {value: draw.gauss(0, 1.5) for value in log[name].unique().sort().to_list()}
+        for name in ("country", "device", "topic", "colour")
+    }
+    logit = [
+        -1 + sum(effects[name][row[name]] for name in effects) for row in log.iter_rows(named=True)
+    ]
+    chosen = [int(draw.random() < 1 / (1 + math.exp(-one))) for one in logit]
+    made = drafted(log.with_columns(click=pl.Series(chosen)), tmp_path / "log")
     assert made.values["model"]["wide"] == {"embeddings": 10.0}
 
 

@@ -1,0 +1,62 @@
+"""The regressions by which a draft tells effects from chance."""
+
+import numpy as np
+import polars as pl
+
+from multigate.configs.sections.rates import Rates
+
+PRIOR = Rates(of=("user",)).strength
+"""Labels that the mean weighs as much as, where a rate is made of few."""
+_NEWTON_STEPS = 12
+_ROUNDING = 1e-9  # of rates, which are about 1
+
+
+def expected_apart(table: pl.DataFrame, keys: list[str]) -> np.ndarray:
+    """The chance (N,) of each label, if what two keys do to it together is what each does.
+
+    Its logit is that of all rows, plus an effect of the value of each key, with a normal prior of
+    deviation 1; fitted by a Newton step for all values of the one, one for the other, and so on.
+
+    Args:
+        table: N rows with a `label` of 0 or 1 and two keys, whole numbers; rows without one have
+            it in common.
+        keys: their names.
+    """
+    rows = table.select(pl.col(keys).fill_null(0), "label")
+    cells = rows.group_by(keys, maintain_order=True).agg(
+        count=pl.len(), total=pl.col("label").sum()
+    )
+    count, total = cells["count"].to_numpy(), cells["total"].to_numpy()
+    mean = total.sum() / count.sum()
+    logit = np.full(len(cells), np.log(mean / (1 - mean)))
+    of_cell = [cells[key].to_numpy() for key in keys]
+    effects = [np.zeros(codes.max() + 1) for codes in of_cell]
+    for _ in range(_NEWTON_STEPS):
+        for codes, effect in zip(of_cell, effects, strict=True):
+            chance = 1 / (1 + np.exp(-logit))
+            slope = np.bincount(codes, total - count * chance, len(effect)) - effect
+            curve = np.bincount(codes, count * chance * (1 - chance), len(effect)) + 1
+            step = np.clip(slope / curve, -1, 1)
+            np.add(effect, step, out=effect)
+            logit += step[codes]
+    cells = cells.select(*keys, expected=1 / (1 + np.exp(-logit)))
+    return rows.join(cells, on=keys, how="left", maintain_order="left")["expected"].to_numpy()
+
+
+def last_t_value(columns: list[np.ndarray], labels: np.ndarray) -> float:
+    """A linear regression's last coefficient over its standard error, which holds for any noise.
+
+    0 where the other columns say all that the last one does.
+
+    Args:
+        columns: of N values each; a constant is added.
+        labels: (N,).
+    """
+    *others, last = [np.ones(len(labels)), *columns]
+    x = np.stack(others, axis=1)
+    own, left = (of - x @ np.linalg.lstsq(x, of)[0] for of in (last, labels))
+    if own.std() < _ROUNDING:
+        return 0.0
+    coefficient = (own @ left) / (own @ own)
+    error = np.linalg.norm(own * (left - coefficient * own)) / (own @ own)
+    return float(coefficient / error) if error > 0 else 0.0
