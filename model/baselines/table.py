@@ -13,7 +13,8 @@
                                candidate's vocabulary: genres or tags
     text       name__length    number of words
     vector     name__0, ...    its numbers, NaN missing
-    position   none            it is not known when serving
+    position   none            it is not known when serving; of a `places` table the place itself,
+                               NaN missing
 
 Counts, most frequent ids and their order come from the training split alone; ids of equal count
 are in ascending order.  Trees need no transform, so numbers stay as they are.  A missing value
@@ -34,6 +35,7 @@ from multigate.configs.contract import (
     IdFeature,
     IdListFeature,
     NumberFeature,
+    PositionFeature,
     TextFeature,
     VectorFeature,
 )
@@ -63,6 +65,7 @@ class Tabulator:
     Args:
         contract: its features are read.
         train: the training split.
+        places: whether the place that a row was shown at has a column.
 
     Attributes:
         columns: names of the F columns.
@@ -74,7 +77,7 @@ class Tabulator:
         DataError: a column is absent or of a wrong type.
     """
 
-    def __init__(self, contract: Contract, train: Rows) -> None:
+    def __init__(self, contract: Contract, train: Rows, places: bool = False) -> None:
         self.contract = contract
         self.columns: list[str] = []
         self.categories: list[str] = []
@@ -88,7 +91,9 @@ class Tabulator:
                 self._ids[name] = _most_frequent_first(_ids(train, name, feature.dtype))
                 self.columns += [name, name + COUNT]
                 self.categories.append(name)
-            elif isinstance(feature, NumberFeature):
+            elif isinstance(feature, NumberFeature) or (
+                places and isinstance(feature, PositionFeature)
+            ):
                 self.columns.append(name)
             elif isinstance(feature, IdListFeature) and feature.entry is not None:
                 self.left_out.append(name)
@@ -122,10 +127,10 @@ class Tabulator:
             for name, feature in self.contract.features.items():
                 if isinstance(feature, IdFeature):
                     found |= self._codes(name, _ids(part, name, feature.dtype))
-                elif isinstance(feature, NumberFeature):
-                    found[name] = _numbers(part, name)
                 elif name in self.left_out:
                     continue
+                elif isinstance(feature, NumberFeature | PositionFeature):
+                    found[name] = _numbers(part, name)
                 elif isinstance(feature, IdListFeature):
                     found[name + LENGTH] = _lengths(part, name).astype(np.float64)
                     if name in self.lists:
@@ -200,14 +205,19 @@ class Tables(NamedTuple):
     labels: tuple[np.ndarray, np.ndarray]
 
 
-def read_tables(examples: Path, contract: Contract) -> Tables:
+def read_tables(examples: Path, contract: Contract, places: bool = False) -> Tables:
     """Read what trees learn from and what they are chosen by.
+
+    Args:
+        examples: folder of examples.
+        contract: features and tasks.
+        places: see `Tabulator`.
 
     Raises:
         DataError: a split or a column cannot be read, or a label has a wrong value.
     """
     train, held_out = (read_rows(examples, split) for split in ("train", "validation"))
-    tabulator = Tabulator(contract, train)
+    tabulator = Tabulator(contract, train, places)
     return Tables(
         tabulator,
         train,

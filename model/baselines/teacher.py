@@ -12,6 +12,9 @@ Where few rows have a label, such as what was paid for what was bought, the rank
 targets to learn even what the trees say.  The trees have a score for every row, and so some rows
 without a label have it as their target.
 
+The trees know the place that a row was shown at, as the ranker does in training.  A score without
+it would say that places do not matter, and the position tower would learn half of their effect.
+
 A teacher that knows less than the ranker makes it worse: trees cannot tell whose items a user
 likes where no column counts it.  So the trees score the validation rows too, and the training
 compares (`model.training.loop`).
@@ -67,7 +70,7 @@ def scores(
         DataError: a split or a column cannot be read.
     """
     require_library(options.library)
-    tables = read_tables(examples, contract)
+    tables = read_tables(examples, contract, places=True)
     fold = _folds(tables.train, contract.user, options.folds)
     identity = _identity(tables, contract, fold, options)
     found = None if kept is None else _read(kept, identity)

@@ -321,17 +321,16 @@ class Ranker(keras.Model):
         return lambda encoded: compiled([v.value for v in self.variables], dict(encoded))
 
     def validate_on(
-        self, encoded: Mapping[str, Tensor], positions: bool
+        self, encoded: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Logits (B,) by task, and outputs (B, K) of heads with several.
 
         Args:
             encoded: arrays by feature, B rows each.
-            positions: whether the position tower takes part.
         """
         if self.devices is not None:
             encoded = self.devices.shard(encoded)
-        found = self.forward(encoded, False, positions)
+        found = self.forward(encoded, False, self.validates_positions)
         several = {task: o for task, o in found.outputs.items() if len(self.heads[task].start) > 1}
         return found.logits, several
 

@@ -34,7 +34,6 @@ from multigate.model.training.state import TrainingState, restore, save
 from multigate.model.training.tensorboard import Logs
 from multigate.model.training.validation import (
     FEWEST,
-    Forward,
     Validated,
     make_forward,
     teacher_qualities,
@@ -115,11 +114,7 @@ class TrainingLoop:
             row_moments.assign(ranker, moments)
         ranker.validates_positions = True
         ranker.mixture.harden()
-        self.forward = make_forward(ranker, positions=True)
-        self.as_served = self.forward
-        """Without the position tower, which trees do not have either."""
-        if config.contract.position is not None:
-            self.as_served = make_forward(ranker, positions=False)
+        self.forward = make_forward(ranker)
         self.taught = taught
         self.of_teacher: dict[str, float] = {}
         """Qualities of the teacher on validation, by task; none where they decide nothing."""
@@ -225,9 +220,8 @@ class TrainingLoop:
                 state.best = [path.name, snapshots.checksum(path)]
         return epoch
 
-    def _validate(self, forward: Forward | None = None) -> Validated:
-        forward = forward or self.forward
-        return validate(forward, self.held_out, self.config.contract, self.ranker.heads)
+    def _validate(self) -> Validated:
+        return validate(self.forward, self.held_out, self.config.contract, self.ranker.heads)
 
     def _lessons(self) -> dict[str, Lesson]:
         """How the teacher teaches the tasks that it teaches in the coming epoch."""
@@ -255,11 +249,9 @@ class TrainingLoop:
 
         Args:
             taught: tasks.
-            found: what validation found, with the position tower if there is one.
+            found: what validation found, with the position tower: the trees know places, too.
         """
         names = [task for task in taught if task in self.of_teacher]
-        if names and self.as_served is not self.forward:
-            found = self._call_keras(self.held_out, lambda: self._validate(self.as_served))
         compared: Teaching = {"outgrown": [], "passed": []}
         for task in names:
             value, error = found.qualities[task]

@@ -13,7 +13,6 @@ Keras's `evaluate` was considered: it gives no logits, so that AUC would need a 
 AUC metric is approximate.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -59,15 +58,14 @@ class Validated(NamedTuple):
     quality: float | None
 
 
-def make_forward(ranker: Ranker, positions: bool) -> Forward:
-    """The ranker outside training, compiled for many batches; with its position tower or not."""
-    of_batch = functools.partial(ranker.validate_on, positions=positions)
+def make_forward(ranker: Ranker) -> Forward:
+    """The ranker outside training, compiled for many batches."""
     if backend.name() != "tensorflow":
-        return ranker.jitted(of_batch)
+        return ranker.jitted(ranker.validate_on)
     import tensorflow as tf
 
     # Not `ranker` itself: Keras would trace its call anew for every size of a batch.
-    compiled: Forward = tf.function(of_batch, reduce_retracing=True)
+    compiled: Forward = tf.function(ranker.validate_on, reduce_retracing=True)
     return compiled
 
 

@@ -387,7 +387,7 @@ def test_averaged_weights_are_measured_and_kept(tiny: Any, tmp_path: Path) -> No
         held_out = examples.read_split(tiny.examples, "validation", encoder)
         feed = feeds.MemoryFeed(held_out, config.contract, encoder.statistics, 4096)
         found = validation.validate(
-            validation.make_forward(loaded, positions=True), feed, config.contract, loaded.heads
+            validation.make_forward(loaded), feed, config.contract, loaded.heads
         )
         weights_ = loaded.task_weights
         total = sum(weight * found.losses[name] for name, weight in weights_.items())
