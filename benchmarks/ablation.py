@@ -7,8 +7,8 @@ Makes the examples once with as-of rates and once without, trains each variant w
 measures the test split: AUC of binary tasks, RMSE over the label's deviation on the training scale
 of regression tasks, after an affine fit on the validation split (an export calibrates).  The mean
 AUC of the binary tasks stands beside the validation split's, by which a user has to choose.  Each
-run is one line of WORK/ablation-NAME.jsonl: started again, the benchmark goes on where it was
-stopped.  Prints a table, writes it into the page between its marks, and prints one JSON line last.
+run is one line of docs/results/ablation_NAME.jsonl: started again, the benchmark goes on where it
+was stopped.  Prints a table, writes it into the page between its marks, and prints one JSON line.
 """
 
 import argparse
@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 from papers.rows import Row, Rows, cell, replace_table
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 WITHOUT_RATES = "without as-of rates"
 BEFORE = "none of rates, id dropout, wide term, match and length"
@@ -49,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="deskdrop", help="preset or YAML file")
     parser.add_argument("--data", type=Path, required=True, help="folder of the log")
-    parser.add_argument("--work", type=Path, required=True, help="folder for examples and rows")
+    parser.add_argument("--work", type=Path, required=True, help="folder for examples")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... of each variant")
     parser.add_argument("--page", type=Path, help="Markdown page to write the table into")
     options = parser.parse_args()
@@ -57,7 +59,7 @@ def main() -> None:
     from multigate.configs import load
 
     name = load(options.config).name
-    rows = Rows(f"ablation-{name}", ("variant", "seed"), options.work)
+    rows = Rows(f"ablation_{name}", ("variant", "seed"), RESULTS)
     wanted = [
         {"variant": variant, "seed": seed} for seed in range(options.seeds) for variant in VARIANTS
     ]

@@ -9,6 +9,8 @@ same examples.  Variants change one thing of the draft:
 - `draft`: as `init` writes it;
 - `first category`: users have a rate of their own in the first category and the first list of the
   log, whatever they are (the rule of init before it looked for tastes);
+- `all pairs`: every pair of features that fits has weights, not those alone for which the log shows
+  an effect;
 - `labelled rows alone`: the teacher does not teach rows without a label;
 - `own gates`: each task has a gate of its own.
 
@@ -32,7 +34,7 @@ from multigate.configs.sections.base import parse
 from multigate.jobs import interface
 from multigate.jobs.onboarding.draft import draft
 
-VARIANTS = ("draft", "first category", "labelled rows alone", "own gates")
+VARIANTS = ("draft", "first category", "all pairs", "labelled rows alone", "own gates")
 MEASURED = (("validation", "mean AUC"), ("test", "mean AUC"), ("test", "paid"))
 DAYS = 28
 SLATE = 8
@@ -53,11 +55,18 @@ class Log:
     """Deviation of how often users do a thing, in logits."""
     quality: float = 0.4
     """Deviation of how good items are."""
+    home: str | None = None
+    """A category of which each user has one value, and likes its items more."""
 
 
 LOGS = {
     "jobs": Log(
-        1500, 1800, 26_000, {"size": (4, 0.0), "field": (10, 0.8), "town": (6, 0.6)}, seed=1
+        1500,
+        1800,
+        26_000,
+        {"size": (4, 0.0), "field": (10, 0.8), "town": (6, 0.3)},
+        seed=1,
+        home="town",
     ),
     "shop": Log(2500, 1200, 36_000, {"brand": (60, 0.0), "shelf": (12, 0.8)}, seed=2),
     "courses": Log(
@@ -86,7 +95,10 @@ def write_log(log: Log, folder: Path) -> None:
     shown = np.array([rng.choice(np.flatnonzero(born <= at), SLATE, replace=False) for at in day])
     user, request = np.repeat(user, SLATE), np.repeat(np.arange(requests), SLATE)
     item, place = shown.ravel(), np.tile(np.arange(SLATE), requests)
+    home = rng.integers(0, log.categories[log.home][0], users) if log.home else None
     liking = quality[item] + sum(table[user, of_item[name][item]] for name, table in tastes.items())
+    if log.home is not None and home is not None:
+        liking += 0.8 * (home[user] == of_item[log.home][item])
 
     def done(base: float, habit: int, slope: float) -> np.ndarray:
         logit = base + slope * liking + habits[user, habit]
@@ -103,6 +115,7 @@ def write_log(log: Log, folder: Path) -> None:
             "user": [f"u{at}" for at in user],
             "item": [f"i{at}" for at in item],
             "place": place,
+            **({} if home is None else {"home": [f"{log.home}{at}" for at in home[user]]}),
             "device": rng.choice(["phone", "desktop"], requests)[request],
             **{name: [f"{name}{at}" for at in codes[item]] for name, codes in of_item.items()},
             "price": price[item],
@@ -120,6 +133,8 @@ def changed(values: dict[str, Any], variant: str, log: Log) -> None:
     """Change a draft in the one thing that a variant is named after."""
     if variant == "first category":
         values["contract"]["rates"]["of"] = ["user", "item", ["user", next(iter(log.categories))]]
+    elif variant == "all pairs":
+        values["model"]["wide"] = {"crosses": 8192, "embeddings": 10.0}
     elif variant == "labelled rows alone":
         values["train"]["teacher"]["unlabelled"] = 0
     elif variant == "own gates":
