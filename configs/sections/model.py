@@ -96,7 +96,7 @@ class Wide(Frozen):
     """Pairs of values that may have weights of their own, such as 8192: what users of a country do
     with a topic. Each pair of id features with vocabularies, one of the user or context and one of
     the item, has them, those with the fewest pairs of values first, as long as all fit. 0: none."""
-    pairs: tuple[tuple[str, str], ...] | None = None
+    pairs: tuple[tuple[str, str], ...] | None = Field(None, examples=[[["country", "topic"]]])
     """The pairs of features that `crosses` is about, the one of the user or the context first, such
     as `[[country, topic]]`. null: all there are."""
     embeddings: float = Field(0.0, ge=0)
