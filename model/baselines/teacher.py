@@ -10,7 +10,8 @@ of each fold are scored by trees that were trained on all others.
 
 Where few rows have a label, such as what was paid for what was bought, the ranker sees too few
 targets to learn even what the trees say.  The trees have a score for every row, and so some rows
-without a label have it as their target.
+without a label have it as their target; of those that were shown: what users would have done with a
+drawn negative is what no label tells, neither the ranker nor the trees.
 
 The trees know the place that a row was shown at, as the ranker does in training.  A score without
 it would say that places do not matter, and the position tower would learn half of their effect.
@@ -31,7 +32,7 @@ import pyarrow.compute as pc
 
 from multigate.configs.baselines import require_library
 from multigate.configs.contract import Contract
-from multigate.configs.files import new_file
+from multigate.configs.files import SAMPLED, new_file
 from multigate.configs.progress import track
 from multigate.configs.sections.model import Teacher
 from multigate.model.baselines.lightgbm_baseline import (
@@ -79,16 +80,30 @@ def scores(
         if kept is not None:
             _write(kept, identity, found)
     taught, held_out = found
-    learnt = _learnt(tables.labels[0], options.unlabelled)
+    learnt = _learnt(tables.labels[0], _shown(tables.train), options.unlabelled)
     return Taught(np.where(learnt, taught, np.nan), held_out, options.share)
 
 
-def _learnt(labels: np.ndarray, unlabelled: float) -> np.ndarray:
-    """Whether a row learns a task's score (N, T): all with a label (N, T), and a draw of others."""
+def _learnt(labels: np.ndarray, shown: np.ndarray, unlabelled: float) -> np.ndarray:
+    """Whether a row learns a task's score (N, T): all with a label, and a draw of others shown.
+
+    Args:
+        labels: (N, T), NaN where masked.
+        shown: (N,) bool.
+        unlabelled: how many others for each row with a label.
+    """
     known = ~np.isnan(labels)
-    rates = unlabelled * known.sum(axis=0) / np.maximum((~known).sum(axis=0), 1)
+    others = ~known & shown[:, None]
+    rates = unlabelled * known.sum(axis=0) / np.maximum(others.sum(axis=0), 1)
     drawn = np.random.default_rng(_SEED).random(labels.shape) < rates
-    return known | drawn
+    return known | (others & drawn)
+
+
+def _shown(rows: Rows) -> np.ndarray:
+    """Whether a row (N,) was shown, and is no drawn negative."""
+    if SAMPLED not in rows.table.column_names:
+        return np.ones(len(rows), bool)
+    return ~np.asarray(pc.fill_null(rows.table[SAMPLED], False))
 
 
 def _fit(

@@ -12,7 +12,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from multigate.configs.errors import ConfigError
-from multigate.configs.files import SPLITS
+from multigate.configs.files import SAMPLED, SPLITS
 from multigate.configs.sections.model import Teacher
 from multigate.jobs.tune import tune
 from multigate.model.baselines import lightgbm_baseline, teacher
@@ -198,6 +198,30 @@ def test_as_many_rows_without_a_label_learn_as_are_wanted(
     assert others == pytest.approx(wanted, abs=4 * np.sqrt(wanted))
     again = ~np.isnan(teacher.scores(folder, contract, options).scores)
     np.testing.assert_array_equal(again, learnt)
+
+
+def test_a_drawn_negative_without_a_label_learns_nothing(
+    tiny: Any, examples: Path, tmp_path: Path
+) -> None:
+    """Every second row is one, and likes are known of one row in ten."""
+
+    def few(table: pa.Table) -> list[float | None]:
+        likes = table["label/click"].to_pylist()
+        return [like if at % 10 == 0 else None for at, like in enumerate(likes)]
+
+    folder = relabelled(examples, tmp_path / "few", "label/like", few)
+    for path in (folder / "train").glob("*.parquet"):
+        table = pq.read_table(path)
+        drawn = pa.array([at % 2 == 1 for at in range(len(table))])
+        if SAMPLED in table.column_names:
+            table = table.drop_columns([SAMPLED])
+        pq.write_table(table.append_column(SAMPLED, drawn), path)
+    contract = tiny.config.contract
+    options = OPTIONS.model_copy(update={"unlabelled": 1e6})
+    learnt = ~np.isnan(teacher.scores(folder, contract, options).scores[:, 2])
+    rows = read_rows(folder, "train")
+    known = ~np.isnan(rows.labels(contract)[:, 2])
+    np.testing.assert_array_equal(learnt, known | ~np.asarray(rows.table[SAMPLED]))
 
 
 @pytest.mark.slow
