@@ -223,8 +223,8 @@ class Teacher(Frozen):
     """Parts of the users; the rows of each are scored by trees of all the others."""
     unlabelled: float = Field(4.0, ge=0)
     """How many rows without a label of a task learn the trees' score alone, for each row that has
-    one; they are drawn once, among the rows that were shown. So a task with labels of few rows, such as what was paid, learns from
-    others too."""
+    one; they are drawn once, among the rows that were shown. So a task with labels of few rows,
+    such as what was paid, learns from others too."""
     while_ahead: bool = True
     """Whether it stops teaching a task after an epoch in which the ranker's AUC or explained
     variance on validation is higher than the trees', by more than its standard error: from then on
