@@ -98,11 +98,10 @@ def run(options: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
     config = with_settings(config, settings)
     if not examples.exists():
         job.run(config, options.data, examples)
-    checkpoint = options.work / "checkpoint"
-    shutil.rmtree(checkpoint, ignore_errors=True)
+    shutil.rmtree(options.work / "run", ignore_errors=True)  # with what an interruption left
+    checkpoint = options.work / "run" / "checkpoint"
     trained = train.train(config, examples, checkpoint, progress=False)
     found = measure(checkpoint, examples)
-    shutil.rmtree(checkpoint)
     return found | {"best_epoch": trained["best_epoch"], "epochs": trained["epochs"]}
 
 

@@ -153,14 +153,15 @@ def run(work: Path, key: Row) -> Row:
     values["train"]["seed"] = key["seed"]
     values["evaluation"]["replicates"] = 50
     config = parse(Config, values, key["variant"])
-    rates = " ".join(map(str, values["contract"]["rates"]["of"]))
-    examples = work / f"{key['log']}-{len(rates)}"
+    rates = [one for one in values["contract"]["rates"]["of"] if not isinstance(one, str)]
+    rated = " ".join(category for _, category in rates)
+    examples = work / f"{key['log']} {rated}".strip()
     if not examples.exists():
         interface.examples(config, folder, examples)
-    checkpoint = work / "checkpoint"
-    shutil.rmtree(checkpoint, ignore_errors=True)
+    shutil.rmtree(work / "run", ignore_errors=True)  # with what an interrupted training left
+    checkpoint = work / "run" / "checkpoint"
     interface.train(config, examples, checkpoint, progress=False)
-    found: Row = {"rates": rates}
+    found: Row = {"rates": rated}
     for split in ("validation", "test"):
         assessed = interface.evaluate(
             checkpoint, examples, split=split, options=config.evaluation, baseline="lightgbm"
