@@ -36,7 +36,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "without match of lists": {LISTS: {"length": True, "match": False}},
     "without length of lists": {LISTS: {"length": False, "match": True}},
     BEFORE: {"model.id_dropout": 0.0, WIDE: None, LISTS: {"length": False, "match": False}},
-    "with weights of pairs": {WIDE: {"crosses": 8192}},
     "with held embeddings": {WIDE: {"embeddings": 10.0}},
     "one gate of all tasks": {"model.shared_gate": "all"},
     "softmax over all experts": {GATE: {"name": "softmax"}},
@@ -143,8 +142,9 @@ def measure(checkpoint: Path, examples: Path) -> dict[str, Any]:
 def draw(rows: list[Row]) -> list[str]:
     """The table in Markdown: mean over the seeds, and its standard error."""
     tasks = list(rows[0]["measures"])
+    seeds = len({row["seed"] for row in rows})
     lines = [
-        f"| {len({row['seed'] for row in rows})} seeds | " + " | ".join(tasks) + " |",
+        f"| {seeds} seed{'s' * (seeds > 1)} | " + " | ".join(tasks) + " |",
         "| --- |" + " --- |" * len(tasks),
     ]
     for variant in VARIANTS:
