@@ -2,14 +2,13 @@
 
 import math
 import random
-from pathlib import Path
 
 import polars as pl
 import pytest
+from tests.jobs.onboarding.test_past_rates import drafted
 
 from multigate.jobs.onboarding.check import check
-from multigate.jobs.onboarding.draft import draft
-from multigate.jobs.onboarding.drafted import Draft, as_yaml
+from multigate.jobs.onboarding.drafted import as_yaml
 
 START = 1_700_000_000
 COUNTRIES, TOPICS = ("at", "be", "cz", "dk"), ("war", "love", "fun", "crime", "home")
@@ -45,12 +44,6 @@ def clicks(seed: int = 0, together: float = 0.3, apart: float = 0.15) -> pl.Data
             }
         )
     return pl.DataFrame(rows).sort("at", maintain_order=True)
-
-
-def drafted(log: pl.DataFrame, folder: Path) -> Draft:
-    folder.mkdir()
-    log.write_csv(folder / "log.csv")
-    return draft(folder, "x")
 
 
 def test_two_values_that_tell_more_together_have_weights(tmp_path):
