@@ -13,7 +13,7 @@ from multigate.configs import Config
 from multigate.configs.files import LABEL, TIME
 from multigate.configs.sections.rates import always_one
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.regression import PRIOR, expected_apart, last_t_value
+from multigate.jobs.onboarding.regression import PRIOR, codes, expected_apart, last_t_value
 from multigate.jobs.onboarding.sample import Labelled
 
 _VALUE = "value/"
@@ -54,9 +54,9 @@ def pairs(config: Config, rows: pl.DataFrame) -> dict[tuple[str, str], float]:
         rows: labelled impressions.
 
     Returns:
-        By pair of features, one of the user or the context and one of the item, the t value of the
-        coefficient of their common rate: the mean over the binary tasks.  The ids of users and
-        items themselves are in none: their rates are features.
+        By pair of features, one of the user or the context and one of the item, the t value of
+        what their values did together beyond each: the mean over the binary tasks.  The ids of
+        users and items themselves are in none: their rates are features.
     """
     contract = config.contract
     rows = rows.sort(TIME)
@@ -74,9 +74,7 @@ def pairs(config: Config, rows: pl.DataFrame) -> dict[tuple[str, str], float]:
     }
     coded = rows.select(
         *(LABEL + task for task in contract.tasks),
-        **{
-            _VALUE + name: pl.col(name).rank("dense").cast(pl.UInt32).fill_null(0) for name in names
-        },
+        **{_VALUE + name: codes(name).fill_null(0) for name in names},
     )
     for task, about in contract.tasks.items():
         known = coded.filter(pl.col(LABEL + task).is_not_null())
@@ -96,9 +94,7 @@ def _together(table: pl.DataFrame) -> float:
     expected, labels = expected_apart(table, keys), table["label"].to_numpy()
     half = len(table) // 2
     left = table.head(half).with_columns(left=(labels - expected)[:half])
-    sums = left.group_by(keys).agg(
-        more=pl.col("left").sum() / (pl.len() + PRIOR),
-    )
+    sums = left.group_by(keys).agg(more=pl.col("left").sum() / (pl.len() + PRIOR))
     later = table.slice(half).join(sums, on=keys, how="left", maintain_order="left")
     more = later["more"].fill_null(0).to_numpy()
     return last_t_value([expected[half:], more], labels[half:])

@@ -17,7 +17,7 @@ from multigate.configs.files import LABEL, REQUEST, TIME
 from multigate.configs.sections.rates import always_one
 from multigate.jobs.onboarding.drafted import Draft, drop_feature
 from multigate.jobs.onboarding.feedback.labels import snake
-from multigate.jobs.onboarding.regression import PRIOR, expected_apart, last_t_value
+from multigate.jobs.onboarding.regression import PRIOR, codes, expected_apart, last_t_value
 from multigate.jobs.onboarding.sample import Labelled
 from multigate.jobs.onboarding.tables.raw import Table
 from multigate.jobs.onboarding.tables.roles import Roles
@@ -154,8 +154,8 @@ def tastes(config: Config, rows: pl.DataFrame) -> dict[str, float]:
         TIME,
         *(LABEL + task for task in contract.tasks),
         at=pl.when(pl.col(REQUEST).is_null()).then(pl.col(TIME)).otherwise(request),
-        user=_codes(str(contract.user)),
-        **{CATEGORY + name: _codes(name).fill_null(0) for name in found},
+        user=codes(str(contract.user)),
+        **{CATEGORY + name: codes(name).fill_null(0) for name in found},
     )
     wait = waits(config)
     for task, about in contract.tasks.items():
@@ -173,11 +173,6 @@ def tastes(config: Config, rows: pl.DataFrame) -> dict[str, float]:
             )
             values.append(_haunts(table) if comes_back else _likes(table))
     return {name: float(np.mean(values)) for name, values in found.items() if values}
-
-
-def _codes(column: str) -> pl.Expr:
-    """Whole numbers from 1 in the place of values, for speed; null where there is none."""
-    return pl.col(column).rank("dense").cast(pl.UInt32)
 
 
 def _likes(table: pl.DataFrame) -> float:

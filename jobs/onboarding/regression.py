@@ -11,6 +11,11 @@ _NEWTON_STEPS = 12
 _ROUNDING = 1e-9  # of rates, which are about 1
 
 
+def codes(column: str) -> pl.Expr:
+    """Whole numbers from 1 in the place of values, for speed; null where there is none."""
+    return pl.col(column).rank("dense").cast(pl.UInt32)
+
+
 def expected_apart(table: pl.DataFrame, keys: list[str]) -> np.ndarray:
     """The chance (N,) of each label, if what two keys do to it together is what each does.
 
@@ -30,15 +35,15 @@ def expected_apart(table: pl.DataFrame, keys: list[str]) -> np.ndarray:
     mean = total.sum() / count.sum()
     logit = np.full(len(cells), np.log(mean / (1 - mean)))
     of_cell = [cells[key].to_numpy() for key in keys]
-    effects = [np.zeros(codes.max() + 1) for codes in of_cell]
+    effects = [np.zeros(value.max() + 1) for value in of_cell]
     for _ in range(_NEWTON_STEPS):
-        for codes, effect in zip(of_cell, effects, strict=True):
+        for value, effect in zip(of_cell, effects, strict=True):
             chance = 1 / (1 + np.exp(-logit))
-            slope = np.bincount(codes, total - count * chance, len(effect)) - effect
-            curve = np.bincount(codes, count * chance * (1 - chance), len(effect)) + 1
+            slope = np.bincount(value, total - count * chance, len(effect)) - effect
+            curve = np.bincount(value, count * chance * (1 - chance), len(effect)) + 1
             step = np.clip(slope / curve, -1, 1)
             np.add(effect, step, out=effect)
-            logit += step[codes]
+            logit += step[value]
     cells = cells.select(*keys, expected=1 / (1 + np.exp(-logit)))
     return rows.join(cells, on=keys, how="left", maintain_order="left")["expected"].to_numpy()
 
