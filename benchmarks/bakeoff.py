@@ -239,8 +239,9 @@ class Bakeoff:
 
         config = load(self.config)
         options = config.train.model_copy(update={"seed": seed})
-        checkpoint = scores.with_suffix(".checkpoint")
-        shutil.rmtree(checkpoint, ignore_errors=True)
+        folder = scores.with_suffix(".run")
+        shutil.rmtree(folder, ignore_errors=True)  # with what an interrupted training left
+        checkpoint = folder / "checkpoint"
         started, cpu = time.perf_counter(), time.process_time()
         train.train(
             config.model_copy(update={"train": options}),
@@ -375,9 +376,6 @@ class Bakeoff:
             lines = [line for (name, _), line in newest.items() if name == contender]
             if not lines:
                 continue
-            call = lines[0]["call_cpu_ms"]
-            if call is None:  # of an older benchmark
-                call = self.call_of((self.work / lines[0]["scores"]).with_suffix(".checkpoint"))
             found: dict[tuple[str, str], list[np.ndarray]] = {}
             for line in lines:
                 with np.load(self.work / line["scores"]) as scored:
@@ -401,7 +399,7 @@ class Bakeoff:
                 "seeds": len(lines),
                 "trials": lines[0].get("trials", 0),
                 "cpu_seconds": float(np.mean([line["cpu_seconds"] for line in lines])),
-                "call_cpu_ms": call,
+                "call_cpu_ms": lines[0]["call_cpu_ms"],
                 "deviation": {
                     " ".join(key): float(np.std([one[0] for one in values]))
                     for key, values in found.items()
