@@ -17,7 +17,7 @@ from multigate.configs.files import LABEL, REQUEST, TIME
 from multigate.configs.sections.rates import always_one
 from multigate.jobs.onboarding.drafted import Draft, drop_feature
 from multigate.jobs.onboarding.feedback.labels import snake
-from multigate.jobs.onboarding.regression import PRIOR, codes, expected_apart, last_t_value
+from multigate.jobs.onboarding.regression import PRIOR, Evidence, choose, codes, expected_apart
 from multigate.jobs.onboarding.sample import Labelled
 from multigate.jobs.onboarding.tables.raw import Table
 from multigate.jobs.onboarding.tables.roles import Roles
@@ -104,22 +104,14 @@ def add_tastes(made: Draft, labelled: Labelled | None, firsts: list[str]) -> Non
         labelled: a sample of the log; None where no row of it could be labelled.
         firsts: features that are there for such a rate alone; those without one are dropped.
     """
-    found: dict[str, float] = {}
+    chosen: dict[str, float] = {}
     if labelled is not None and "user" in made.values["contract"]["rates"]["of"]:
-        found = tastes(made.config(), labelled.impressions.filter(labelled.splits == "train"))
-    contract = made.values["contract"]
-    ranked = [
-        name
-        for name in sorted(found, key=lambda name: -found[name])
-        if found[name] >= _BEYOND_CHANCE
-        and _is_free(f"user_{name}", contract["tasks"], contract["features"])
-    ]
-    chosen = ranked[:_MOST_CATEGORIES]
-    contract["rates"]["of"] += [["user", name] for name in chosen]
+        chosen = tastes(made.config(), labelled.impressions.filter(labelled.splits == "train"))
+    made.values["contract"]["rates"]["of"] += [["user", name] for name in chosen]
     if chosen:
         made.notes["contract.rates"] += (
             ". What users did in a category tells what they do later; t values: "
-            + ", ".join(f"{name} {found[name]:.1f}" for name in chosen)
+            + ", ".join(f"{name} {t_value:.1f}" for name, t_value in chosen.items())
         )
     for name in firsts:
         if name not in chosen:
@@ -127,27 +119,29 @@ def add_tastes(made: Draft, labelled: Labelled | None, firsts: list[str]) -> Non
 
 
 def tastes(config: Config, rows: pl.DataFrame) -> dict[str, float]:
-    """How far a user's past labels in a category tell the later ones, by category of the item.
+    """The categories in which a user's past labels tell the later ones.
 
     Args:
         config: says which features are categories, and the tasks.
         rows: labelled impressions.
 
     Returns:
-        By feature, the t value of the coefficient of the user's liking for it, the mean over the
-        binary tasks with labels of both classes.  Of a task of which every impression is a
-        positive, that of whether users come back to categories.
+        By feature, the most telling first, the t value of the coefficient of the user's liking for
+        it, the mean over the binary tasks with labels of both classes, beside the likings of those
+        before it.  Of a task of which every impression is a positive, that of whether users come
+        back to categories.
     """
     contract = config.contract
     items = rows[contract.item].n_unique()
-    found: dict[str, list[float]] = {
-        name: []
+    names = [
+        name
         for name, feature in contract.features.items()
         if feature.kind == "id"
         and feature.side == "item"
         and name != contract.item
         and _FEWEST_VALUES <= rows[name].n_unique() <= items / 2
-    }
+        and _is_free(f"user_{name}", contract.tasks, contract.features)
+    ]
     # Rows of one request are shown together: none is another's past.
     request = pl.col(TIME).min().over(str(contract.user), REQUEST)
     coded = rows.select(
@@ -155,27 +149,32 @@ def tastes(config: Config, rows: pl.DataFrame) -> dict[str, float]:
         *(LABEL + task for task in contract.tasks),
         at=pl.when(pl.col(REQUEST).is_null()).then(pl.col(TIME)).otherwise(request),
         user=codes(str(contract.user)),
-        **{CATEGORY + name: codes(name).fill_null(0) for name in found},
+        **{CATEGORY + name: codes(name).fill_null(0) for name in names},
     )
     wait = waits(config)
-    for task, about in contract.tasks.items():
-        known = coded.filter(pl.col(LABEL + task).is_not_null())
-        comes_back = always_one(about)
-        if about.type != "binary" or known[LABEL + task].n_unique() < (1 if comes_back else 2):
-            continue
-        for name, values in found.items():
-            table = known.select(
-                "at",
-                "user",
-                closed=pl.col(TIME) + wait[task],
-                category=CATEGORY + name,
-                label=pl.col(LABEL + task).cast(pl.Float64),
-            )
-            values.append(_haunts(table) if comes_back else _likes(table))
-    return {name: float(np.mean(values)) for name, values in found.items() if values}
+    known = {
+        task: coded.filter(pl.col(LABEL + task).is_not_null()).with_columns(
+            closed=pl.col(TIME) + wait[task], label=pl.col(LABEL + task).cast(pl.Float64)
+        )
+        for task, about in contract.tasks.items()
+        if about.type == "binary"
+    }
+
+    def evidence(name: str) -> list[Evidence]:
+        found = []
+        for task, of_task in known.items():
+            comes_back = always_one(contract.tasks[task])
+            if of_task["label"].n_unique() < (1 if comes_back else 2):
+                continue
+            table = of_task.select("at", "user", "closed", "label", category=CATEGORY + name)
+            found.append(_haunts(table) if comes_back else _likes(table))
+        return found
+
+    candidates = ((name, evidence(name)) for name in names)
+    return choose(candidates, _BEYOND_CHANCE, _MOST_CATEGORIES)
 
 
-def _likes(table: pl.DataFrame) -> float:
+def _likes(table: pl.DataFrame) -> Evidence:
     """Whether the user's past labels in a category tell the later ones.
 
     What is left of the past labels in the category beyond what is expected, less what is left of
@@ -189,18 +188,21 @@ def _likes(table: pl.DataFrame) -> float:
     count, total = _past(left, left, ["user"])
     here, total_here = _past(left, left, ["user", "category"])
     liking = (total_here - here * total / np.maximum(count, 1)) / (here + PRIOR)
-    return last_t_value([expected, liking], labels)
+    return Evidence([expected, liking], labels)
 
 
-def _haunts(table: pl.DataFrame) -> float:
-    """Whether users come back to a category: tells their rows from rows of drawn categories."""
+def _haunts(table: pl.DataFrame) -> Evidence:
+    """Whether users come back to a category: tells their rows from rows of drawn categories.
+
+    The same row is drawn for each row, whatever the category.
+    """
     drawn = table["category"].sample(fraction=1, shuffle=True, seed=_SEED)
     asked = pl.concat([table, table.with_columns(drawn)])
     share = asked.select(pl.len().over("category") / pl.len())["len"].to_numpy()
     count, _ = _past(table, asked, ["user"])
     here, _ = _past(table, asked, ["user", "category"])
     labels = np.repeat([1.0, 0.0], len(table))
-    return last_t_value([share, (here + PRIOR * share) / (count + PRIOR)], labels)
+    return Evidence([share, (here + PRIOR * share) / (count + PRIOR)], labels)
 
 
 def _past(

@@ -1,5 +1,9 @@
 """The regressions by which a draft tells effects from chance."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
 import numpy as np
 import polars as pl
 
@@ -65,3 +69,61 @@ def last_t_value(columns: list[np.ndarray], labels: np.ndarray) -> float:
     coefficient = (own @ left) / (own @ own)
     error = np.linalg.norm(own * (left - coefficient * own)) / (own @ own)
     return float(coefficient / error) if error > 0 else 0.0
+
+
+Name = TypeVar("Name")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a feature of a draft would tell the labels of one task.
+
+    Attributes:
+        columns: of N values each; the last is the feature's, the others are known without it.
+        labels: (N,), the same for every feature.
+    """
+
+    columns: list[np.ndarray]
+    labels: np.ndarray
+
+
+def choose(
+    candidates: Iterable[tuple[Name, list[Evidence]]], least: float, most: int
+) -> dict[Name, float]:
+    """Choose the features that tell the labels, the most telling first: forward selection.
+
+    Each has the highest t value, the mean over the tasks, beside the columns of those that were
+    chosen before it; of two that say the same, one is chosen.
+
+    Args:
+        candidates: features, with their evidence by task; one that has none is not chosen.
+        least: t value that a feature needs, by itself and beside those before it.
+        most: number of features.
+
+    Returns:
+        The t values of the chosen, in the order of the choice.
+    """
+    left: dict[Name, list[Evidence]] = {}
+    t_values: dict[Name, float] = {}
+    for name, evidence in candidates:
+        t_values[name] = _mean_t_value(evidence, [])
+        if t_values[name] >= least:
+            left[name] = evidence
+    chosen: dict[Name, float] = {}
+    beside: list[list[Evidence]] = []
+    while left and len(chosen) < most:
+        best = max(left, key=lambda name: t_values[name])
+        chosen[best] = t_values[best]
+        beside.append(left.pop(best))
+        t_values = {name: _mean_t_value(evidence, beside) for name, evidence in left.items()}
+        left = {name: left[name] for name, t_value in t_values.items() if t_value >= least}
+    return chosen
+
+
+def _mean_t_value(evidence: list[Evidence], beside: list[list[Evidence]]) -> float:
+    """What a feature adds to others in each task, in the mean; 0 without tasks."""
+    found = []
+    for task, own in enumerate(evidence):
+        known = [column for other in beside for column in other[task].columns]
+        found.append(last_t_value([*known, *own.columns], own.labels))
+    return float(np.mean(found)) if found else 0.0

@@ -170,6 +170,7 @@ def test_a_task_of_one_class_has_no_say(tmp_path):
     buys = (pl.col("row") > 9500) & (pl.col("click") == 1) & (pl.col("row") % 3 == 0)
     log = log.with_columns(buy=buys.cast(pl.Int64)).drop("row")
     made = drafted(log, tmp_path / "log")
+    made.values["contract"]["rates"]["of"] = ["user", "item"]  # as before the choice
     config = made.config()
     assert set(config.contract.tasks) == {"click", "buy"}
     labelled = label_sample(config, tmp_path / "log", 100_000)
@@ -219,7 +220,7 @@ def test_the_first_of_a_list_is_a_category_where_users_have_tastes(taste, tmp_pa
     assert not check(made.config(), tmp_path / "log").fails
 
 
-def test_at_most_three_categories_the_strongest_first(tmp_path):
+def test_what_another_category_has_said_is_not_said_again(tmp_path):
     """Copies of the topic, in which a share of the items has another one."""
     draw, log = random.Random(2), clicks().drop("tags")
     for share in (0.1, 0.2, 0.3, 0.4):
@@ -232,7 +233,25 @@ def test_at_most_three_categories_the_strongest_first(tmp_path):
                 f"like{10 * share:.0f}"
             )
         )
-    assert rated(drafted(log, tmp_path / "log")) == ["topic", "like1", "like2"]
+    assert rated(drafted(log, tmp_path / "log")) == ["topic"]
+
+
+def test_at_most_three_categories_the_strongest_first(tmp_path):
+    """Users have tastes in four; the first tells most, and each tells what the others do not."""
+    draw, rows = random.Random(3), []
+    weights = {"kind0": 0.8, "kind1": 1.6, "kind2": 1.3, "kind3": 1.1}
+    kinds = [{name: draw.choice(TOPICS) for name in weights} for _ in range(ITEMS)]
+    tastes = [
+        {name: {topic: draw.gauss(0, weights[name]) for topic in TOPICS} for name in weights}
+        for _ in range(120)
+    ]
+    for at in range(16_000):
+        user, item = draw.randrange(120), draw.randrange(ITEMS)
+        logit = -1 + sum(tastes[user][name][kind] for name, kind in kinds[item].items())
+        shown = {"at": START + 200 * at, "user": f"u{user}", "item": f"i{item}", **kinds[item]}
+        rows.append(shown | {"click": int(draw.random() < 1 / (1 + math.exp(-logit)))})
+    found = rated(drafted(pl.DataFrame(rows), tmp_path / "log"))
+    assert found == ["kind1", "kind2", "kind3"]
 
 
 @pytest.mark.parametrize("taste", [True, False])
