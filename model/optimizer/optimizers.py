@@ -81,6 +81,7 @@ class Adam(keras.optimizers.Adam):
         self.workers: Workers | None = None
         """Processes over which gradients are summed; None for this process alone."""
         self._of_rows: set[Any] = set()
+        self._multipliers: dict[Any, tuple[float, int]] = {}
         self._apart: list[Any] | None = None
 
     def update_rows(self, tables: Iterable[Any]) -> None:
@@ -102,6 +103,10 @@ class Adam(keras.optimizers.Adam):
                     f"{getattr(self, option)}; use `average` and `global_clipnorm`"
                 )
         self._of_rows = {self._var_key(variable) for variable in tables}
+
+    def multiply_rate(self, table: Any, by: float, first: int = 0) -> None:
+        """Update a table's rows, from row `first` on, with `by` times the learning rate."""
+        self._multipliers[self._var_key(table)] = by, first
 
     def build(self, variables: list[Any]) -> None:
         """Make the optimiser's variables for the variables to train."""
@@ -226,7 +231,8 @@ class Adam(keras.optimizers.Adam):
                 continue
             index = self._get_variable_index(variable)
             options = (self.beta_1, self.beta_2, self.epsilon, self.average)
-            step = Step(keras.ops.cast(self.iterations, "int32"), learning_rate, *options)
+            rate = self._rate_of(variable, learning_rate, gradient.rows)
+            step = Step(keras.ops.cast(self.iterations, "int32"), rate, *options)
             update(variable, self.tables[str(index)], gradient, step, seed=index)
         if backend.name() == "tensorflow" and not self.amsgrad:
             step = keras.ops.cast(self.iterations + 1, "float32")
@@ -237,8 +243,13 @@ class Adam(keras.optimizers.Adam):
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Any) -> None:
         """Update one variable; `learning_rate` comes from `_backend_update_step`."""
-        if not isinstance(learning_rate, tuple):
-            super().update_step(gradient, variable, learning_rate)
+        of_rows = self._var_key(variable) in self._multipliers
+        if of_rows or not isinstance(learning_rate, tuple):  # TensorFlow's kernel takes one rate
+            rate = learning_rate[0] if isinstance(learning_rate, tuple) else learning_rate
+            if of_rows:
+                rows = keras.ops.arange(variable.shape[0], dtype="int32")
+                rate = self._rate_of(variable, rate, rows)
+            super().update_step(gradient, variable, rate)
             return
         import tensorflow as tf
 
@@ -258,6 +269,13 @@ class Adam(keras.optimizers.Adam):
             epsilon=tf.cast(self.epsilon, variable.dtype),
             grad=gradient,
         )
+
+    def _rate_of(self, table: Any, rate: Tensor, rows: Tensor) -> Tensor:
+        """The learning rate of a table's rows (U,): a scalar, or (U, 1)."""
+        if self._var_key(table) not in self._multipliers:
+            return rate
+        by, first = self._multipliers[self._var_key(table)]
+        return rate * keras.ops.where(rows >= first, by, 1.0)[:, None]
 
     def get_config(self) -> dict[str, Any]:
         """Arguments from which `from_config` builds the same optimiser."""
@@ -363,6 +381,8 @@ def make_optimizer(
     optimizer.workers = workers
     if ranker is not None and options.embeddings == "rows":
         optimizer.update_rows(ranker.row_variables())
+    if ranker is not None:
+        _move_pairs_further(optimizer, ranker)
     if ranker is not None and decays:
         decayed = {id(variable) for variable in decayed_variables(ranker)}
         optimizer.exclude_from_weight_decay(
@@ -372,6 +392,14 @@ def make_optimizer(
         # Without scaling, small gradients would underflow.
         return LossScaling(optimizer)
     return optimizer
+
+
+def _move_pairs_further(optimizer: Adam, ranker: Ranker) -> None:
+    """Give the weights of pairs their own learning rate; they are the last of the wide term's."""
+    wide, options = ranker.wide, ranker.config.wide
+    if wide is not None and wide.shared is not None and options is not None and wide.crosses:
+        first = min(wide.tables[cross].first for cross in wide.crosses)
+        optimizer.multiply_rate(wide.shared.variable, options.crosses_rate, first)
 
 
 @contextmanager

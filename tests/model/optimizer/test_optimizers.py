@@ -94,9 +94,11 @@ def test_saved_model_keeps_the_optimizer(tmp_path):
     assert_same(loaded.get_weights(), model.get_weights())
 
 
-def table(optimizer, batches, rows=5, of_rows=True, compiled=False):
+def table(optimizer, batches, rows=5, of_rows=True, compiled=False, multiplier=None):
     """Train an embedding table on batches of row numbers, with one gradient per lookup."""
     variable = keras.Variable(np.ones((rows, 2), np.float32))
+    if multiplier is not None:
+        optimizer.multiply_rate(variable, *multiplier)
     if of_rows:
         optimizer.update_rows([variable])
     optimizer.build([variable])
@@ -349,3 +351,41 @@ def test_weight_decay_shrinks_the_kernels_of_experts_and_towers_alone(tiny):
     assert len(decayed) == 4 + 2 * 3  # of four experts and three towers with a hidden layer
     for name in decayed:  # the share lr * decay, and no gradient
         np.testing.assert_allclose(after[name], 0.95 * before[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("of_rows", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_multiplied_rate_is_that_of_another_optimizer(of_rows, compiled):
+    """Rows from 2 on have it; the others have that of the optimiser."""
+    batches = [[0, 1, 1], [2, 2, 2], [0, 4], [3, 0, 2]]
+    how = {"of_rows": of_rows, "compiled": compiled}
+    found = table(Adam(0.02, average=0.9), batches, multiplier=(5.0, 2), **how)
+    slow, fast = (table(Adam(rate, average=0.9), batches, **how) for rate in (0.02, 0.1))
+    np.testing.assert_allclose(found[:2], slow[:2], rtol=1e-5)
+    np.testing.assert_allclose(found[2:], fast[2:], rtol=1e-5)
+
+
+@pytest.mark.parametrize("embeddings", ["rows", "dense"])
+def test_the_weights_of_pairs_move_further_and_no_others(tiny, embeddings):
+    def moved(rate):
+        model = tiny.config.model.model_dump()
+        model |= {"wide": {"crosses": 2**20, "crosses_rate": rate}}
+        train = {"embeddings": embeddings, "weight_decay": 0.0, "learning_rate": 0.01}
+        config = tiny.make_config(model=model, train=train)
+        encoder = Encoder.read(tiny.examples)
+        ranker = checkpoint.make_ranker(config.contract, config.model, encoder, seed=1)
+        on = ranker.trainable_variables
+        optimizer = make_optimizer(config.train, 1000, ranker=ranker)
+        optimizer.build(on)
+        before = weights.copy(ranker)
+        optimizer.apply([tf.ones(v.shape) for v in on], on)
+        after = weights.copy(ranker)
+        assert ranker.wide.crosses
+        return ranker.wide.crosses, {name: after[name] - before[name] for name in before}
+
+    (crosses, once), (_, further) = moved(1.0), moved(8.0)
+    of_pairs = [name for name in once if name.startswith("wide/") and name[5:] in crosses]
+    assert len(of_pairs) == len(crosses)
+    for name in once:
+        factor = 8.0 if name in of_pairs else 1.0
+        np.testing.assert_allclose(further[name], factor * once[name], rtol=1e-3, atol=1e-6)
