@@ -12,7 +12,9 @@ same examples.  Variants change one thing of the draft:
 - `all pairs`: every pair of features that fits has weights, not those alone for which the log shows
   an effect;
 - `labelled rows alone`: the teacher does not teach rows without a label;
-- `own gates`: each task has a gate of its own.
+- `own gates`: each task has a gate of its own;
+- `slow pairs`: weights of pairs learn as fast as all others;
+- `half the rate`: so do they, and all of them half as fast (the draft of the version before).
 
 Each run is one line of WORK/unseen.jsonl: started again, the benchmark goes on where it was
 stopped.  Prints a table in Markdown: the mean AUC of the binary tasks, and for the number that few
@@ -34,7 +36,15 @@ from multigate.configs.sections.base import parse
 from multigate.jobs import interface
 from multigate.jobs.onboarding.draft import draft
 
-VARIANTS = ("draft", "first category", "all pairs", "labelled rows alone", "own gates")
+VARIANTS = (
+    "draft",
+    "first category",
+    "all pairs",
+    "labelled rows alone",
+    "own gates",
+    "slow pairs",
+    "half the rate",
+)
 MEASURED = (("validation", "mean AUC"), ("test", "mean AUC"), ("test", "paid"))
 DAYS = 28
 SLATE = 8
@@ -134,11 +144,17 @@ def changed(values: dict[str, Any], variant: str, log: Log) -> None:
     if variant == "first category":
         values["contract"]["rates"]["of"] = ["user", "item", ["user", next(iter(log.categories))]]
     elif variant == "all pairs":
-        values["model"]["wide"] = {"crosses": 8192, "embeddings": 10.0}
+        values["model"]["wide"].pop("pairs", None)
+        values["model"]["wide"]["crosses"] = 8192
     elif variant == "labelled rows alone":
         values["train"]["teacher"]["unlabelled"] = 0
     elif variant == "own gates":
         values["model"]["shared_gate"] = "none"
+    elif variant in ("slow pairs", "half the rate"):
+        values["model"]["wide"]["crosses_rate"] = 1.0
+        if variant == "half the rate":
+            values["train"]["learning_rate"] /= 2
+            values["train"]["weight_decay"] *= 2  # as much in all
     elif variant != "draft":
         raise ValueError(variant)
 

@@ -39,7 +39,7 @@ _SIZES = (
 )
 _TAUGHT_ROWS = 1_000_000
 """A teacher holds the training split in memory as one table."""
-_EPOCHS, _RATE = 8, 0.002
+_EPOCHS, _RATE = 8, 0.004
 _TRAINING = 0.8  # share of the rows
 
 
@@ -235,7 +235,7 @@ def _model(rows: int, drawn: bool, made: Draft) -> dict[str, Any]:
         },
         "tune": {
             "space": {
-                "train.learning_rate": {"low": 0.0005, "high": 0.005, "log": True},
+                "train.learning_rate": {"low": 0.001, "high": 0.01, "log": True},
                 "model.embedding_dim": {"choices": [dim // 2, dim, 2 * dim]},
                 "model.experts.dropout": {"low": 0.0, "high": 0.5},
             }

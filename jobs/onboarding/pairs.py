@@ -6,14 +6,13 @@ for two values tells the later half, by a linear regression whose coefficient is
 Weights of other pairs only learn the log by heart.
 """
 
-import numpy as np
 import polars as pl
 
 from multigate.configs import Config
 from multigate.configs.files import LABEL, TIME
 from multigate.configs.sections.rates import always_one
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.regression import PRIOR, codes, expected_apart, last_t_value
+from multigate.jobs.onboarding.regression import PRIOR, Evidence, choose, codes, expected_apart
 from multigate.jobs.onboarding.sample import Labelled
 
 _VALUE = "value/"
@@ -29,15 +28,13 @@ def add_pairs(made: Draft, labelled: Labelled | None) -> None:
         made: a whole draft.
         labelled: a sample of the log; None where no row of it could be labelled.
     """
-    found: dict[tuple[str, str], float] = {}
+    chosen: dict[tuple[str, str], float] = {}
     if labelled is not None:
-        found = pairs(made.config(), labelled.impressions.filter(labelled.splits == "train"))
-    ranked = sorted(found, key=lambda pair: -found[pair])
-    chosen = [pair for pair in ranked if found[pair] >= _BEYOND_CHANCE][:_MOST]
+        chosen = pairs(made.config(), labelled.impressions.filter(labelled.splits == "train"))
     if chosen:
         wide = made.values["model"].setdefault("wide", {})
         wide |= {"crosses": _ROOM, "pairs": [list(pair) for pair in chosen]}
-        told = ", ".join(f"{' and '.join(pair)} {found[pair]:.1f}" for pair in chosen)
+        told = ", ".join(f"{' and '.join(pair)} {t_value:.1f}" for pair, t_value in chosen.items())
         before = made.notes.get("model.wide")
         made.notes["model.wide"] = "; ".join(
             one
@@ -47,16 +44,17 @@ def add_pairs(made: Draft, labelled: Labelled | None) -> None:
 
 
 def pairs(config: Config, rows: pl.DataFrame) -> dict[tuple[str, str], float]:
-    """How far two values tell a label together, beyond what each tells.
+    """The pairs of features whose values tell a label together, beyond what each tells.
 
     Args:
         config: says which features are ids, and the tasks.
         rows: labelled impressions.
 
     Returns:
-        By pair of features, one of the user or the context and one of the item, the t value of
-        what their values did together beyond each: the mean over the binary tasks.  The ids of
-        users and items themselves are in none: their rates are features.
+        By pair of features, one of the user or the context and one of the item, the most telling
+        first, the t value of what their values did together beyond each: the mean over the binary
+        tasks, beside the pairs before it.  The ids of users and items themselves are in none: their
+        rates are features.
     """
     contract = config.contract
     rows = rows.sort(TIME)
@@ -66,29 +64,34 @@ def pairs(config: Config, rows: pl.DataFrame) -> dict[tuple[str, str], float]:
         if feature.kind == "id" and name not in (contract.user, contract.item)
     }
     names = {name: contract.features[name].side == "item" for name in values if values[name] > 1}
-    found: dict[tuple[str, str], list[float]] = {
-        (one, other): []
-        for one, of_item in names.items()
-        for other, of_other in names.items()
-        if of_other and not of_item and values[one] * values[other] <= _ROOM
-    }
     coded = rows.select(
         *(LABEL + task for task in contract.tasks),
         **{_VALUE + name: codes(name).fill_null(0) for name in names},
     )
-    for task, about in contract.tasks.items():
-        known = coded.filter(pl.col(LABEL + task).is_not_null())
-        if about.type != "binary" or always_one(about) or known[LABEL + task].n_unique() < 2:
-            continue
-        for (one, other), t_values in found.items():
-            table = known.select(
-                label=pl.col(LABEL + task).cast(pl.Float64), one=_VALUE + one, other=_VALUE + other
-            )
-            t_values.append(_together(table))
-    return {pair: float(np.mean(t_values)) for pair, t_values in found.items() if t_values}
+    known = [
+        coded.filter(pl.col(LABEL + task).is_not_null()).with_columns(
+            label=pl.col(LABEL + task).cast(pl.Float64)
+        )
+        for task, about in contract.tasks.items()
+        if about.type == "binary" and not always_one(about)
+    ]
+    known = [of_task for of_task in known if of_task["label"].n_unique() == 2]
+    candidates = (
+        (
+            (one, other),
+            [
+                _together(of_task.select("label", one=_VALUE + one, other=_VALUE + other))
+                for of_task in known
+            ],
+        )
+        for one, of_item in names.items()
+        for other, of_other in names.items()
+        if of_other and not of_item and values[one] * values[other] <= _ROOM
+    )
+    return choose(candidates, _BEYOND_CHANCE, _MOST)
 
 
-def _together(table: pl.DataFrame) -> float:
+def _together(table: pl.DataFrame) -> Evidence:
     """Whether what two values did together beyond each tells what they do later."""
     keys = ["one", "other"]
     expected, labels = expected_apart(table, keys), table["label"].to_numpy()
@@ -97,4 +100,4 @@ def _together(table: pl.DataFrame) -> float:
     sums = left.group_by(keys).agg(more=pl.col("left").sum() / (pl.len() + PRIOR))
     later = table.slice(half).join(sums, on=keys, how="left", maintain_order="left")
     more = later["more"].fill_null(0).to_numpy()
-    return last_t_value([expected[half:], more], labels[half:])
+    return Evidence([expected[half:], more], labels[half:])

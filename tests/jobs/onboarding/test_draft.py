@@ -152,8 +152,8 @@ def test_an_impression_log(impressions, tmp_path):
     }
     assert expected.items() <= sides.items()
     assert not features.keys() & {"click", "like", "dwell", "rating", "share", "request_id", "time"}
-    by = [["user", "topic"], ["user", "main_tags"]]  # the first of a list is a category
-    assert made.values["contract"]["rates"]["of"] == ["user", "item", *by]
+    # The first tag says little about users that the topic has not said.
+    assert made.values["contract"]["rates"]["of"] == ["user", "item", ["user", "topic"]]
     assert "negatives" not in made.values["pipeline"]
 
 

@@ -89,3 +89,17 @@ def test_a_pair_whose_effect_ends_is_none(tmp_path):
     log = pl.concat([early.head(3600), late.slice(3600)])
     pairs = drafted(log, tmp_path / "log").values["model"]["wide"].get("pairs", [])
     assert ["country", "topic"] not in pairs
+
+
+def test_a_pair_that_another_has_said_is_none(tmp_path):
+    """A copy of the topic in which a quarter of the items has another one, and the region."""
+    draw, log = random.Random(3), clicks()
+    other = {f"i{i}": draw.choice(TOPICS) if draw.random() < 0.25 else None for i in range(ITEMS)}
+    region = {"at": "north", "be": "north", "cz": "south", "dk": "south"}
+    log = log.with_columns(
+        pl.coalesce(pl.col("item").replace_strict(other), "topic").alias("like_topic"),
+        pl.col("country").replace_strict(region).alias("region"),
+    )
+    made = drafted(log, tmp_path / "log")
+    assert {"like_topic", "region"} <= made.values["contract"]["features"].keys()
+    assert made.values["model"]["wide"]["pairs"] == [["country", "topic"]]
