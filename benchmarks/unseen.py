@@ -145,7 +145,7 @@ def changed(values: dict[str, Any], variant: str, log: Log) -> None:
         values["contract"]["rates"]["of"] = ["user", "item", ["user", next(iter(log.categories))]]
     elif variant == "all pairs":
         values["model"]["wide"].pop("pairs", None)
-        values["model"]["wide"]["crosses"] = 8192
+        values["model"]["wide"] |= {"crosses": 8192, "crosses_rate": 4.0}
     elif variant == "labelled rows alone":
         values["train"]["teacher"]["unlabelled"] = 0
     elif variant == "own gates":

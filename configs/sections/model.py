@@ -99,10 +99,10 @@ class Wide(Frozen):
     pairs: tuple[tuple[str, str], ...] | None = Field(None, examples=[[["country", "topic"]]])
     """The pairs of features that `crosses` is about, the one of the user or the context first, such
     as `[[country, topic]]`. null: all there are."""
-    crosses_rate: float = Field(4.0, gt=0)
-    """How many times as far as others the weights of pairs move in a step. A weight moves in the
-    steps of its own rows alone, by about the learning rate at most, and pairs have few rows each;
-    `penalty` bounds what they learn."""
+    crosses_rate: float = Field(1.0, gt=0)
+    """How many times as far as others the weights of pairs move in a step, such as 4: a weight
+    moves in the steps of its own rows alone, by about the learning rate at most, and pairs have few
+    rows each. More than 1 pays for pairs that have an effect, and costs with others."""
     embeddings: float = Field(0.0, ge=0)
     """Weight of |e|^2 / count in each row's loss, for an id of a vocabulary with embedding e: rare
     ids stay near zero, so that a small log is not learnt by heart. 0: embeddings are free."""

@@ -18,6 +18,7 @@ from multigate.jobs.onboarding.sample import Labelled
 _VALUE = "value/"
 _ROOM = 8192  # pairs of values
 _MOST = 4
+_RATE = 4.0
 _BEYOND_CHANCE = 3.0  # t value, in the mean of the tasks; of many pairs, chance takes one beyond 2
 
 
@@ -33,7 +34,7 @@ def add_pairs(made: Draft, labelled: Labelled | None) -> None:
         chosen = pairs(made.config(), labelled.impressions.filter(labelled.splits == "train"))
     if chosen:
         wide = made.values["model"].setdefault("wide", {})
-        wide |= {"crosses": _ROOM, "pairs": [list(pair) for pair in chosen]}
+        wide |= {"crosses": _ROOM, "crosses_rate": _RATE, "pairs": [list(pair) for pair in chosen]}
         told = ", ".join(f"{' and '.join(pair)} {t_value:.1f}" for pair, t_value in chosen.items())
         before = made.notes.get("model.wide")
         made.notes["model.wide"] = "; ".join(

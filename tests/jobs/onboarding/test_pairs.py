@@ -49,7 +49,8 @@ def clicks(seed: int = 0, together: float = 0.3, apart: float = 0.15) -> pl.Data
 def test_two_values_that_tell_more_together_have_weights(tmp_path):
     made = drafted(clicks(), tmp_path / "log")
     wide = made.values["model"]["wide"]
-    assert wide == {"embeddings": 10.0, "crosses": 8192, "pairs": [["country", "topic"]]}
+    pairs = {"crosses": 8192, "crosses_rate": 4.0, "pairs": [["country", "topic"]]}
+    assert wide == {"embeddings": 10.0} | pairs
     assert "country and topic" in made.notes["model.wide"]
     assert "t values: country and topic" in as_yaml(made, tmp_path / "log")
     assert not check(made.config(), tmp_path / "log").fails
