@@ -13,11 +13,13 @@ same examples.  Variants change one thing of the draft:
   an effect;
 - `labelled rows alone`: the teacher does not teach rows without a label;
 - `own gates`: each task has a gate of its own;
-- `slow pairs`: weights of pairs learn as fast as all others;
-- `half the rate`: so do they, and all of them half as fast (the draft of the version before).
+- `slow pairs`: weights of pairs learn as fast as all others, where the draft has some;
+- `half the rate`: so do they, and all weights half as fast: the rates of the version before.
 
 Each run is one line of WORK/unseen.jsonl: started again, the benchmark goes on where it was
-stopped.  Prints a table in Markdown: the mean AUC of the binary tasks, and for the number that few
+stopped; another version of `init` needs another folder.
+
+Prints a table in Markdown: the mean AUC of the binary tasks, and for the number that few
 rows have (what was paid) the RMSE over its deviation.
 """
 
@@ -151,7 +153,7 @@ def changed(values: dict[str, Any], variant: str, log: Log) -> None:
     elif variant == "own gates":
         values["model"]["shared_gate"] = "none"
     elif variant in ("slow pairs", "half the rate"):
-        values["model"]["wide"]["crosses_rate"] = 1.0
+        values["model"].get("wide", {}).pop("crosses_rate", None)
         if variant == "half the rate":
             values["train"]["learning_rate"] /= 2
             values["train"]["weight_decay"] *= 2  # as much in all

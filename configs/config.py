@@ -303,7 +303,14 @@ class Config(Frozen):
     def _check_pairs(self) -> None:
         """Refuse weights of pairs of features that cannot have them."""
         wide = self.model.wide
-        if wide is None or wide.pairs is None:
+        if wide is None:
+            return
+        if wide.crosses_rate != 1 and not wide.crosses:
+            raise contradiction(
+                f"model.wide.crosses_rate: {wide.crosses_rate} is the rate of pairs of values, and "
+                "model.wide.crosses has room for none; set that to 8192, or leave this out"
+            )
+        if wide.pairs is None:
             return
         where = "model.wide.pairs"
         known = {

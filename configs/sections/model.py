@@ -95,14 +95,15 @@ class Wide(Frozen):
     crosses: int = Field(0, ge=0, le=2**24)
     """Pairs of values that may have weights of their own, such as 8192: what users of a country do
     with a topic. Each pair of id features with vocabularies, one of the user or context and one of
-    the item, has them, those with the fewest pairs of values first, as long as all fit. 0: none."""
+    the item, has them, those with the fewest pairs of values first, as long as all fit; of named
+    `pairs` the first. 0: none."""
     pairs: tuple[tuple[str, str], ...] | None = Field(None, examples=[[["country", "topic"]]])
     """The pairs of features that `crosses` is about, the one of the user or the context first, such
     as `[[country, topic]]`. null: all there are."""
-    crosses_rate: float = Field(1.0, gt=0)
-    """How many times as far as others the weights of pairs move in a step, such as 4: a weight
-    moves in the steps of its own rows alone, by about the learning rate at most, and pairs have few
-    rows each. More than 1 pays for pairs that have an effect, and costs with others."""
+    crosses_rate: float = Field(1.0, gt=0, le=100)
+    """Learning rate of the weights of pairs, as a multiple of the others', such as 4. A weight
+    moves in the steps that have its rows alone, and a pair has few. More than 1 helps where pairs
+    have an effect, and costs where they have none."""
     embeddings: float = Field(0.0, ge=0)
     """Weight of |e|^2 / count in each row's loss, for an id of a vocabulary with embedding e: rare
     ids stay near zero, so that a small log is not learnt by heart. 0: embeddings are free."""

@@ -16,7 +16,7 @@ from multigate.jobs.onboarding.regression import PRIOR, Evidence, choose, codes,
 from multigate.jobs.onboarding.sample import Labelled
 
 _VALUE = "value/"
-_ROOM = 8192  # pairs of values
+_ROOM = 8192  # pairs of values, in a sample; the whole log may have more
 _MOST = 4
 _RATE = 4.0
 _BEYOND_CHANCE = 3.0  # t value, in the mean of the tasks; of many pairs, chance takes one beyond 2
@@ -34,7 +34,11 @@ def add_pairs(made: Draft, labelled: Labelled | None) -> None:
         chosen = pairs(made.config(), labelled.impressions.filter(labelled.splits == "train"))
     if chosen:
         wide = made.values["model"].setdefault("wide", {})
-        wide |= {"crosses": _ROOM, "crosses_rate": _RATE, "pairs": [list(pair) for pair in chosen]}
+        wide |= {
+            "crosses": 2 * _ROOM,
+            "crosses_rate": _RATE,
+            "pairs": [list(pair) for pair in chosen],
+        }
         told = ", ".join(f"{' and '.join(pair)} {t_value:.1f}" for pair, t_value in chosen.items())
         before = made.notes.get("model.wide")
         made.notes["model.wide"] = "; ".join(
@@ -89,7 +93,12 @@ def pairs(config: Config, rows: pl.DataFrame) -> dict[tuple[str, str], float]:
         for other, of_other in names.items()
         if of_other and not of_item and values[one] * values[other] <= _ROOM
     )
-    return choose(candidates, _BEYOND_CHANCE, _MOST)
+    return choose(
+        candidates,
+        _BEYOND_CHANCE,
+        _MOST,
+        lambda chosen: sum(values[one] * values[other] for one, other in chosen) <= _ROOM,
+    )
 
 
 def _together(table: pl.DataFrame) -> Evidence:
@@ -101,4 +110,4 @@ def _together(table: pl.DataFrame) -> Evidence:
     sums = left.group_by(keys).agg(more=pl.col("left").sum() / (pl.len() + PRIOR))
     later = table.slice(half).join(sums, on=keys, how="left", maintain_order="left")
     more = later["more"].fill_null(0).to_numpy()
-    return Evidence([expected[half:], more], labels[half:])
+    return Evidence([expected[half:].copy(), more], labels[half:])

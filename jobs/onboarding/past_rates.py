@@ -119,7 +119,7 @@ def add_tastes(made: Draft, labelled: Labelled | None, firsts: list[str]) -> Non
 
 
 def tastes(config: Config, rows: pl.DataFrame) -> dict[str, float]:
-    """The categories in which a user's past labels tell the later ones.
+    """The categories in which a user's past labels tell the later ones, and that have no rates yet.
 
     Args:
         config: says which features are categories, and the tasks.
@@ -159,14 +159,17 @@ def tastes(config: Config, rows: pl.DataFrame) -> dict[str, float]:
         for task, about in contract.tasks.items()
         if about.type == "binary"
     }
+    known = {
+        task: of_task
+        for task, of_task in known.items()
+        if of_task["label"].n_unique() >= (1 if always_one(contract.tasks[task]) else 2)
+    }
 
     def evidence(name: str) -> list[Evidence]:
         found = []
         for task, of_task in known.items():
-            comes_back = always_one(contract.tasks[task])
-            if of_task["label"].n_unique() < (1 if comes_back else 2):
-                continue
             table = of_task.select("at", "user", "closed", "label", category=CATEGORY + name)
+            comes_back = always_one(contract.tasks[task])
             found.append(_haunts(table) if comes_back else _likes(table))
         return found
 

@@ -1,6 +1,6 @@
 """The regressions by which a draft tells effects from chance."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ PRIOR = Rates(of=("user",)).strength
 """Labels that the mean weighs as much as, where a rate is made of few."""
 _NEWTON_STEPS = 12
 _ROUNDING = 1e-9  # of rates, which are about 1
+_KEPT = 8  # features that a choice is made among
 
 
 def codes(column: str) -> pl.Expr:
@@ -63,7 +64,8 @@ def last_t_value(columns: list[np.ndarray], labels: np.ndarray) -> float:
     """
     *others, last = [np.ones(len(labels)), *columns]
     x = np.stack(others, axis=1)
-    own, left = (of - x @ np.linalg.lstsq(x, of)[0] for of in (last, labels))
+    both = np.stack([last, labels], axis=1)
+    own, left = (both - x @ np.linalg.lstsq(x, both)[0]).T
     if own.std() < _ROUNDING:
         return 0.0
     coefficient = (own @ left) / (own @ own)
@@ -88,17 +90,22 @@ class Evidence:
 
 
 def choose(
-    candidates: Iterable[tuple[Name, list[Evidence]]], least: float, most: int
+    candidates: Iterable[tuple[Name, list[Evidence]]],
+    least: float,
+    most: int,
+    fits: Callable[[list[Name]], bool] = lambda chosen: True,
 ) -> dict[Name, float]:
     """Choose the features that tell the labels, the most telling first: forward selection.
 
     Each has the highest t value, the mean over the tasks, beside the columns of those that were
-    chosen before it; of two that say the same, one is chosen.
+    chosen before it; of two that say the same, one is chosen.  One that falls below `least` is not
+    tried again.
 
     Args:
         candidates: features, with their evidence by task; one that has none is not chosen.
         least: t value that a feature needs, by itself and beside those before it.
         most: number of features.
+        fits: whether features have room together.
 
     Returns:
         The t values of the chosen, in the order of the choice.
@@ -106,17 +113,21 @@ def choose(
     left: dict[Name, list[Evidence]] = {}
     t_values: dict[Name, float] = {}
     for name, evidence in candidates:
-        t_values[name] = _mean_t_value(evidence, [])
-        if t_values[name] >= least:
-            left[name] = evidence
+        t_value = _mean_t_value(evidence, [])
+        if t_value < least or not fits([name]):
+            continue
+        left[name], t_values[name] = evidence, t_value
+        if len(left) > _KEPT:  # each holds some numbers of every row
+            del left[min(left, key=lambda name: t_values[name])]
     chosen: dict[Name, float] = {}
     beside: list[list[Evidence]] = []
     while left and len(chosen) < most:
         best = max(left, key=lambda name: t_values[name])
         chosen[best] = t_values[best]
         beside.append(left.pop(best))
+        left = {name: evidence for name, evidence in left.items() if fits([*chosen, name])}
         t_values = {name: _mean_t_value(evidence, beside) for name, evidence in left.items()}
-        left = {name: left[name] for name, t_value in t_values.items() if t_value >= least}
+        left = {name: left[name] for name in left if t_values[name] >= least}
     return chosen
 
 

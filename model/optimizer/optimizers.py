@@ -42,7 +42,7 @@ class Adam(keras.optimizers.Adam):
     move them.  That is Adam's definition.
 
     `update_rows` names the embedding tables in which a step updates the batch's rows only; see
-    `model.optimizer.row_adam`.
+    `model.optimizer.row_adam`.  `multiply_rate` gives rows of a table another learning rate.
 
     `global_clipnorm` bounds the norm of the whole gradient, after the sum over workers.  A table's
     rows that occur several times in a batch count with the sum of their gradients.
@@ -243,10 +243,10 @@ class Adam(keras.optimizers.Adam):
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Any) -> None:
         """Update one variable; `learning_rate` comes from `_backend_update_step`."""
-        of_rows = self._var_key(variable) in self._multipliers
-        if of_rows or not isinstance(learning_rate, tuple):  # TensorFlow's kernel takes one rate
+        multiplied = self._var_key(variable) in self._multipliers
+        if multiplied or not isinstance(learning_rate, tuple):  # TensorFlow's kernel takes one rate
             rate = learning_rate[0] if isinstance(learning_rate, tuple) else learning_rate
-            if of_rows:
+            if multiplied:
                 rows = keras.ops.arange(variable.shape[0], dtype="int32")
                 rate = self._rate_of(variable, rate, rows)
             super().update_step(gradient, variable, rate)
@@ -278,7 +278,7 @@ class Adam(keras.optimizers.Adam):
         return rate * keras.ops.where(rows >= first, by, 1.0)[:, None]
 
     def get_config(self) -> dict[str, Any]:
-        """Arguments from which `from_config` builds the same optimiser."""
+        """Arguments of the same optimiser, without what `update_rows`, `multiply_rate` named."""
         return super().get_config() | {"average": self.average, "moments": self.moments}
 
 
@@ -397,7 +397,9 @@ def make_optimizer(
 def _move_pairs_further(optimizer: Adam, ranker: Ranker) -> None:
     """Give the weights of pairs their own learning rate; they are the last of the wide term's."""
     wide, options = ranker.wide, ranker.config.wide
-    if wide is not None and wide.shared is not None and options is not None and wide.crosses:
+    if wide is None or wide.shared is None or options is None or options.crosses_rate == 1:
+        return
+    if wide.crosses:
         first = min(wide.tables[cross].first for cross in wide.crosses)
         optimizer.multiply_rate(wide.shared.variable, options.crosses_rate, first)
 

@@ -157,7 +157,7 @@ def crosses_of(contract: Contract, counts: Counts, options: WideConfig) -> Cross
         contract: the features.
         counts: those that have weights.
         options: which pairs may have weights, and how many pairs of known ids all may have
-            together; the smallest come first.
+            together.  Named pairs come in their order, of all pairs the smallest first.
     """
     users, items = (
         [name for name, _ in contract.of_side(*sides) if name in counts]
@@ -171,7 +171,9 @@ def crosses_of(contract: Contract, counts: Counts, options: WideConfig) -> Cross
     }
     most = options.crosses
     found: dict[str, tuple[str, str]] = {}
-    for (one, other), size in sorted(sizes.items(), key=lambda pair: pair[1]):
+    order = options.pairs or sorted(sizes, key=lambda pair: sizes[pair])
+    for one, other in order:
+        size = sizes.get((one, other), 0)
         if 0 < size <= most:
             most -= size
             found[one + CROSSED + other] = (one, other)

@@ -246,6 +246,12 @@ def edit(values: dict, path: str, value: object) -> dict:
             "model.wide.pairs: model.wide.crosses has room for no pair of values",
         ),
         (
+            "model/wide",
+            {"crosses_rate": 4},
+            "model.wide.crosses_rate: 4.0 is the rate of pairs of values, and model.wide.crosses "
+            "has room for none",
+        ),
+        (
             "model/embedding_dims",
             {"recent_views": 3},
             "model.embedding_dims: 'recent_views' uses the embedding of 'item_id'",

@@ -49,7 +49,7 @@ def clicks(seed: int = 0, together: float = 0.3, apart: float = 0.15) -> pl.Data
 def test_two_values_that_tell_more_together_have_weights(tmp_path):
     made = drafted(clicks(), tmp_path / "log")
     wide = made.values["model"]["wide"]
-    pairs = {"crosses": 8192, "crosses_rate": 4.0, "pairs": [["country", "topic"]]}
+    pairs = {"crosses": 16_384, "crosses_rate": 4.0, "pairs": [["country", "topic"]]}
     assert wide == {"embeddings": 10.0} | pairs
     assert "country and topic" in made.notes["model.wide"]
     assert "t values: country and topic" in as_yaml(made, tmp_path / "log")
@@ -104,3 +104,26 @@ def test_a_pair_that_another_has_said_is_none(tmp_path):
     made = drafted(log, tmp_path / "log")
     assert {"like_topic", "region"} <= made.values["contract"]["features"].keys()
     assert made.values["model"]["wide"]["pairs"] == [["country", "topic"]]
+
+
+def test_pairs_that_have_room_together_are_drafted(monkeypatch, tmp_path):
+    """The most telling one first; another one, which tells as surely, has no room beside it."""
+    log = clicks()
+    draw = random.Random(9)
+    chance = {
+        (device, colour): draw.random() for device in ("phone", "desktop") for colour in "rbg"
+    }
+    more = [
+        draw.random() < chance[device, colour[0]]
+        for device, colour in log[["device", "colour"]].iter_rows()
+    ]
+    log = log.with_columns(
+        click=pl.when(pl.Series([draw.random() < 0.5 for _ in more]))
+        .then(pl.Series(more).cast(pl.Int64))
+        .otherwise("click")
+    )
+    both = drafted(log, tmp_path / "log").values["model"]["wide"]["pairs"]
+    assert sorted(both) == [["country", "topic"], ["device", "colour"]]
+    monkeypatch.setattr("multigate.jobs.onboarding.pairs._ROOM", 21)
+    one = drafted(log, tmp_path / "again").values["model"]["wide"]["pairs"]
+    assert one == both[:1]

@@ -177,9 +177,10 @@ def test_options_that_read_whole_tables_are_refused(option):
         Adam(**option).update_rows([])
 
 
-def test_loss_scaling_leaves_row_updates_as_they_are():
+@pytest.mark.parametrize("multiplier", [None, (3.0, 2)])
+def test_loss_scaling_leaves_row_updates_as_they_are(multiplier):
     batches = [[0, 1, 1], [2, 2, 2], [0, 4]]
-    expected = table(Adam(0.1), batches)
+    expected = table(Adam(0.1), batches, multiplier=multiplier)
 
     def scaled(gradient):
         return tf.IndexedSlices(gradient.values * 2.0**15, gradient.indices, gradient.dense_shape)
@@ -187,6 +188,8 @@ def test_loss_scaling_leaves_row_updates_as_they_are():
     variable = keras.Variable(np.ones((5, 2), np.float32))
     inner = Adam(0.1)
     inner.update_rows([variable])
+    if multiplier is not None:
+        inner.multiply_rate(variable, *multiplier)
     optimizer = LossScaling(inner)
     optimizer.build([variable])
 

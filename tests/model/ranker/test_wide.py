@@ -77,11 +77,12 @@ def test_pairs_are_of_a_user_and_an_item_and_few(tiny: Any) -> None:
 
 
 def test_named_pairs_alone_have_weights(tiny: Any) -> None:
-    """They need room as others do, but take none from one another that are not named."""
+    """They need room as others do, in the order in which they are named."""
     both = ("user_id", "item_id"), ("country", "item_id")  # 600 and 90 pairs
     for most, pairs, expected in (
         (600, both[:1], ["user_id * item_id"]),
-        (8192, both, ["country * item_id", "user_id * item_id"]),
+        (8192, both, ["user_id * item_id", "country * item_id"]),
+        (600, both, ["user_id * item_id"]),
         (599, both, ["country * item_id"]),
         (8192, (), []),
     ):

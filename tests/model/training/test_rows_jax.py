@@ -61,6 +61,7 @@ np.savez(target, **found)
 def trained(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     folder = tmp_path_factory.mktemp("rows")
     model = tiny.config.model.model_dump() | {"id_dropout": 0.0}
+    model |= {"wide": {"crosses": 8192, "crosses_rate": 4.0}}
     model["experts"] |= {"count": 2}
     train = {"learning_rate": 0.01, "ema": 0.9, "clip_norm": 1.0}
     config = tiny.make_config(model=model, train=train)
