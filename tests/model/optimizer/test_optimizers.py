@@ -333,18 +333,23 @@ def test_an_epochs_end_does_not_overwrite_what_was_trained():
     assert np.abs(fit(use_ema=True)[0] - fit()[0]).max() > 1e-3
 
 
-def test_weight_decay_shrinks_the_kernels_of_experts_and_towers_alone(tiny):
-    gates = {"dwell": {"name": "noisy_topk", "num_selected": 2}}
-    model = tiny.config.model.model_dump() | {"gates": gates}
-    config = tiny.make_config(model=model, train={"weight_decay": 0.5, "learning_rate": 0.1})
+def step_once(tiny, gradient, model, train):
+    """A ranker whose gradients are all the same number, and its weights before and after a step."""
+    config = tiny.make_config(model=tiny.config.model.model_dump() | model, train=train)
     encoder = Encoder.read(tiny.examples)
     ranker = checkpoint.make_ranker(config.contract, config.model, encoder, seed=1)
     on = ranker.trainable_variables
     optimizer = make_optimizer(config.train, 1000, ranker=ranker)
     optimizer.build(on)
     before = weights.copy(ranker)
-    optimizer.apply([tf.zeros(v.shape) for v in on], on)
-    after = weights.copy(ranker)
+    optimizer.apply([tf.fill(v.shape, gradient) for v in on], on)
+    return ranker, before, weights.copy(ranker)
+
+
+def test_weight_decay_shrinks_the_kernels_of_experts_and_towers_alone(tiny):
+    gates = {"dwell": {"name": "noisy_topk", "num_selected": 2}}
+    train = {"weight_decay": 0.5, "learning_rate": 0.1}
+    _, before, after = step_once(tiny, 0.0, {"gates": gates}, train)
     decayed = {name for name in before if (before[name] != after[name]).any()}
     assert decayed == {
         name
@@ -371,18 +376,9 @@ def test_a_multiplied_rate_is_that_of_another_optimizer(of_rows, compiled):
 @pytest.mark.parametrize("embeddings", ["rows", "dense"])
 def test_the_weights_of_pairs_move_further_and_no_others(tiny, embeddings):
     def moved(rate):
-        model = tiny.config.model.model_dump()
-        model |= {"wide": {"crosses": 2**20, "crosses_rate": rate}}
+        wide = {"crosses": 2**20, "crosses_rate": rate}
         train = {"embeddings": embeddings, "weight_decay": 0.0, "learning_rate": 0.01}
-        config = tiny.make_config(model=model, train=train)
-        encoder = Encoder.read(tiny.examples)
-        ranker = checkpoint.make_ranker(config.contract, config.model, encoder, seed=1)
-        on = ranker.trainable_variables
-        optimizer = make_optimizer(config.train, 1000, ranker=ranker)
-        optimizer.build(on)
-        before = weights.copy(ranker)
-        optimizer.apply([tf.ones(v.shape) for v in on], on)
-        after = weights.copy(ranker)
+        ranker, before, after = step_once(tiny, 1.0, {"wide": wide}, train)
         assert ranker.wide.crosses
         return ranker.wide.crosses, {name: after[name] - before[name] for name in before}
 
