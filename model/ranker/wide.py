@@ -171,9 +171,9 @@ def crosses_of(contract: Contract, counts: Counts, options: WideConfig) -> Cross
     }
     most = options.crosses
     found: dict[str, tuple[str, str]] = {}
-    order = options.pairs or sorted(sizes, key=lambda pair: sizes[pair])
-    for one, other in order:
-        size = sizes.get((one, other), 0)
+    place = sizes.__getitem__ if options.pairs is None else options.pairs.index
+    for one, other in sorted(sizes, key=place):
+        size = sizes[one, other]
         if 0 < size <= most:
             most -= size
             found[one + CROSSED + other] = (one, other)

@@ -83,6 +83,7 @@ def test_named_pairs_alone_have_weights(tiny: Any) -> None:
         (600, both[:1], ["user_id * item_id"]),
         (8192, both, ["user_id * item_id", "country * item_id"]),
         (600, both, ["user_id * item_id"]),
+        (690, (both[0], *both), ["user_id * item_id", "country * item_id"]),  # named twice
         (599, both, ["country * item_id"]),
         (8192, (), []),
     ):
