@@ -12,7 +12,14 @@ from multigate.configs import Config
 from multigate.configs.files import LABEL, TIME
 from multigate.configs.sections.rates import always_one
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.regression import PRIOR, Evidence, choose, codes, expected_apart
+from multigate.jobs.onboarding.regression import (
+    PRIOR,
+    Evidence,
+    binary_labels,
+    choose,
+    codes,
+    expected_apart,
+)
 from multigate.jobs.onboarding.sample import Labelled
 
 _VALUE = "value/"
@@ -74,13 +81,10 @@ def pairs(config: Config, rows: pl.DataFrame) -> dict[tuple[str, str], float]:
         **{_VALUE + name: codes(name).fill_null(0) for name in names},
     )
     known = [
-        coded.filter(pl.col(LABEL + task).is_not_null()).with_columns(
-            label=pl.col(LABEL + task).cast(pl.Float64)
-        )
-        for task, about in contract.tasks.items()
-        if about.type == "binary" and not always_one(about)
+        of_task
+        for task, of_task in binary_labels(contract, coded).items()
+        if not always_one(contract.tasks[task])
     ]
-    known = [of_task for of_task in known if of_task["label"].n_unique() == 2]
     candidates = (
         (
             (one, other),

@@ -17,7 +17,14 @@ from multigate.configs.files import LABEL, REQUEST, TIME
 from multigate.configs.sections.rates import always_one
 from multigate.jobs.onboarding.drafted import Draft, drop_feature
 from multigate.jobs.onboarding.feedback.labels import snake
-from multigate.jobs.onboarding.regression import PRIOR, Evidence, choose, codes, expected_apart
+from multigate.jobs.onboarding.regression import (
+    PRIOR,
+    Evidence,
+    binary_labels,
+    choose,
+    codes,
+    expected_apart,
+)
 from multigate.jobs.onboarding.sample import Labelled
 from multigate.jobs.onboarding.tables.raw import Table
 from multigate.jobs.onboarding.tables.roles import Roles
@@ -152,23 +159,13 @@ def tastes(config: Config, rows: pl.DataFrame) -> dict[str, float]:
         **{CATEGORY + name: codes(name).fill_null(0) for name in names},
     )
     wait = waits(config)
-    known = {
-        task: coded.filter(pl.col(LABEL + task).is_not_null()).with_columns(
-            closed=pl.col(TIME) + wait[task], label=pl.col(LABEL + task).cast(pl.Float64)
-        )
-        for task, about in contract.tasks.items()
-        if about.type == "binary"
-    }
-    known = {
-        task: of_task
-        for task, of_task in known.items()
-        if of_task["label"].n_unique() >= (1 if always_one(contract.tasks[task]) else 2)
-    }
+    known = binary_labels(contract, coded)
 
     def evidence(name: str) -> list[Evidence]:
         found = []
         for task, of_task in known.items():
-            table = of_task.select("at", "user", "closed", "label", category=CATEGORY + name)
+            closed = pl.col(TIME) + wait[task]
+            table = of_task.select("at", "user", "label", closed=closed, category=CATEGORY + name)
             comes_back = always_one(contract.tasks[task])
             found.append(_haunts(table) if comes_back else _likes(table))
         return found

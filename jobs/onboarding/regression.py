@@ -7,7 +7,9 @@ from typing import TypeVar
 import numpy as np
 import polars as pl
 
-from multigate.configs.sections.rates import Rates
+from multigate.configs.contract import Contract
+from multigate.configs.files import LABEL
+from multigate.configs.sections.rates import Rates, always_one
 
 PRIOR = Rates(of=("user",)).strength
 """Labels that the mean weighs as much as, where a rate is made of few."""
@@ -19,6 +21,26 @@ _KEPT = 8  # features that a choice is made among
 def codes(column: str) -> pl.Expr:
     """Whole numbers from 1 in the place of values, for speed; null where there is none."""
     return pl.col(column).rank("dense").cast(pl.UInt32)
+
+
+def binary_labels(contract: Contract, rows: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """The labelled rows of each binary task with labels of both classes, with a `label` of 0 or 1.
+
+    A task whose labels are all positives by its rule needs one class alone.
+
+    Args:
+        contract: says what the tasks are.
+        rows: with the labels of all tasks.
+    """
+    found = {}
+    for task, about in contract.tasks.items():
+        if about.type != "binary":
+            continue
+        label = pl.col(LABEL + task)
+        known = rows.filter(label.is_not_null()).with_columns(label=label.cast(pl.Float64))
+        if known["label"].n_unique() >= (1 if always_one(about) else 2):
+            found[task] = known
+    return found
 
 
 def expected_apart(table: pl.DataFrame, keys: list[str]) -> np.ndarray:
@@ -105,7 +127,7 @@ def choose(
         candidates: features, with their evidence by task; one that has none is not chosen.
         least: t value that a feature needs, by itself and beside those before it.
         most: number of features.
-        fits: whether features have room together.
+        fits: whether features have room together; each has it alone.
 
     Returns:
         The t values of the chosen, in the order of the choice.
@@ -114,7 +136,7 @@ def choose(
     t_values: dict[Name, float] = {}
     for name, evidence in candidates:
         t_value = _mean_t_value(evidence, [])
-        if t_value < least or not fits([name]):
+        if t_value < least:
             continue
         left[name], t_values[name] = evidence, t_value
         if len(left) > _KEPT:  # each holds some numbers of every row
