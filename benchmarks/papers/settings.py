@@ -46,7 +46,7 @@ def entropy_weight(strength: float, *, static: bool, batch: int = DSELECT_BATCH)
 def without_additions(values: dict[str, Any]) -> dict[str, Any]:
     """A configuration's values without the parts of the model that the papers do not have."""
     values = json.loads(json.dumps(values))
-    values["model"] |= {"wide": None, "id_dropout": 0.0, "id_dropouts": {}}
+    values["model"] |= {"wide": None, "id_dropout": 0.0, "id_dropouts": {}, "linear": False}
     return values
 
 

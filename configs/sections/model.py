@@ -129,6 +129,10 @@ class ModelConfig(Frozen):
     lists: Lists = Lists()
     wide: Wide | None = Wide()
     """One weight per task and known id, added to the logit; null: no wide term."""
+    linear: bool = True
+    """Whether regression tasks may have a straight line from the numbers, found by least squares
+    before training: what was paid follows the price. A task has one if it explains at least half
+    of the label's variance; the layers learn what it leaves."""
     cross: Cross | None = None
     """Products of features before experts and gates (DCN-v2); null: no cross layers."""
     experts: Experts = Experts()

@@ -4,7 +4,7 @@
     experts/<number>/...    towers/<task>/<variable>        position/<variable>
     uncertainty/<variable>  wide/<feature or cross>         attention/<list>/<variable>
     sequence/<list>/<variable>                              own/<task>/<number>/...
-    numbers/<feature>       cross/<variable>
+    numbers/<feature>       cross/<variable>                linear/<variable>
     moments/<name>          of Adam, see `model.training.row_moments`; for warm starts alone
 
 where a variable is its index in the layer and its name, such as `0_kernel`.
@@ -50,7 +50,7 @@ def variables(ranker: Ranker) -> dict[str, Any]:
     return named
 
 
-_MOMENTS = "moments/"
+_MOMENTS, _LINEAR = "moments/", "linear/"
 
 
 def save(ranker: Ranker, path: Path, moments: Mapping[str, np.ndarray] | None = None) -> None:
@@ -116,10 +116,15 @@ def _read(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
 def assign(ranker: Ranker, found: dict[str, np.ndarray], path: Path) -> None:
     """Set the ranker's weights to `found`; error messages name `path`.
 
+    A file of a version without linear terms has no lines: they add 0.
+
     Raises:
         ModelError: a variable is missing, unknown or of another shape.
     """
     expected = variables(ranker)
+    lines = {name: v for name, v in expected.items() if name.startswith(_LINEAR)}
+    if not lines.keys() & found.keys():
+        found = found | {name: np.zeros(v.shape, np.float32) for name, v in lines.items()}
     for name in sorted(expected.keys() ^ found.keys()):
         where = "missing in the file" if name in expected else "unknown to this configuration"
         raise ModelError(f"{path}: variable {name}: {where}; train again")
@@ -131,6 +136,8 @@ def assign(ranker: Ranker, found: dict[str, np.ndarray], path: Path) -> None:
             )
     for name, variable in expected.items():
         variable.assign(found[name])
+    if ranker.linear is not None:
+        ranker.linear.active = bool(to_numpy(ranker.linear.kernel).any())
 
 
 def copy(ranker: Ranker) -> dict[str, np.ndarray]:
@@ -145,6 +152,8 @@ def _layers(ranker: Ranker) -> Iterator[tuple[str, keras.layers.Layer]]:
         yield f"sequence/{name}", sequence
     if ranker.cross is not None:
         yield "cross", ranker.cross
+    if ranker.linear is not None:
+        yield "linear", ranker.linear
     names = {
         number: f"own/{task}/{place}"
         for task, numbers in ranker.own_experts().items()

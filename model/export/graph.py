@@ -27,8 +27,8 @@ from multigate.model.export.frozen.item_table import ItemTable
 from multigate.model.export.frozen.matches import fingerprints, matches
 from multigate.model.export.frozen.mixture import FrozenMixture
 from multigate.model.export.frozen.towers import FrozenTowers
-from multigate.model.export.frozen.trained import wide_tables
-from multigate.model.export.frozen.user_half import Halves, broadcast_index
+from multigate.model.export.frozen.trained import line_map, wide_tables
+from multigate.model.export.frozen.user_half import Halves, SplitKernel, broadcast_index
 from multigate.model.export.frozen.weights import StoredAs
 from multigate.model.export.served_scores import ServedScores
 from multigate.model.ranker.ranker import Ranker
@@ -126,6 +126,9 @@ class ServingGraph:
         self._wide = None
         if wide and ranker.wide is not None:
             self._wide = FrozenWide(wide, layouts, ranker.wide)
+        self._linear = None
+        if (lines := line_map(ranker)) is not None:
+            self._linear = SplitKernel(lines.kernel[columns], user_width, lines.bias)
         self._cross = None
         if ranker.cross is not None:
             self._cross = FrozenCross(ranker.cross, columns, user_width)
@@ -149,7 +152,10 @@ class ServingGraph:
         """Size of the item table, including precomputed halves."""
         if items is not None and precompute:
             packed = layouts["item"].pack(items.encoded).map(tf.constant)
-            self.item_bytes += self.mixture.precompute_items(self._embed("item", packed).numpy())
+            halves = self._embed("item", packed).numpy()
+            self.item_bytes += self.mixture.precompute_items(halves)
+            if self._linear is not None:
+                self.item_bytes += self._linear.precompute_items(halves)
 
     def signatures(self) -> dict[str, Any]:
         """All signatures as concrete functions."""
@@ -253,7 +259,7 @@ class ServingGraph:
             outputs = self._outputs(given.halves, given.gate_input, given.ids)
         else:
             outputs = self._compiled(given.halves, given.gate_input, given.ids, self._buckets)
-        return self._scores(outputs, given.wide)
+        return self._scores(outputs, given.shifts)
 
     def _inputs(
         self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None = None
@@ -300,7 +306,7 @@ class ServingGraph:
                 user = tf.gather(user, user_index)
             return tf.gather(tf.concat([user, item], axis=1), self._in_order, axis=1)
 
-        return _Inputs(halves, gate_input, ids, self._wide_term(users, items, whole))
+        return _Inputs(halves, gate_input, ids, self._shifts(users, items, whole))
 
     def _crossed(self, halves: Halves) -> Halves:
         """What cross layers make of the input: whole rows, none of them once per user."""
@@ -366,16 +372,19 @@ class ServingGraph:
             found = matches(self.contract, prints, self._lists, user_index)
             return {name: column[:, None] for name, column in found.items()}
 
-    def _wide_term(self, users: Columns, items: Columns, halves: Halves) -> Tensor | None:
-        """What the wide term adds to the towers' outputs, (N, T); None if there is none."""
-        if self._wide is None:
-            return None
-        of_users = self._wide("user", users)
-        parts = [
-            self._wide("item", items),
-            None if of_users is None else halves.of_rows(of_users),
-            self._wide.crosses(users, items, halves.of_rows),
-        ]
+    def _shifts(self, users: Columns, items: Columns, halves: Halves) -> Tensor | None:
+        """What wide and linear term add to the towers' outputs, (N, T); None without both."""
+        parts = []
+        if self._wide is not None:
+            of_users = self._wide("user", users)
+            parts = [
+                self._wide("item", items),
+                None if of_users is None else halves.of_rows(of_users),
+                self._wide.crosses(users, items, halves.of_rows),
+            ]
+        if self._linear is not None:
+            with tf.name_scope("linear"):
+                parts.append(self._linear(halves))
         found = [part for part in parts if part is not None]
         return sum(found[1:], found[0]) if found else None
 
@@ -437,10 +446,10 @@ class _Inputs(NamedTuple):
         halves: the experts' input.
         gate_input: returns the gates' input (N, D).
         ids: (N,) hashed user ids; None where no gate reads them.
-        wide: (N, T) that is added to the towers' outputs; None if there is no wide term.
+        shifts: (N, T) that is added to the towers' outputs; None if nothing is.
     """
 
     halves: Halves
     gate_input: Callable[[], Tensor]
     ids: Tensor | None
-    wide: Tensor | None
+    shifts: Tensor | None

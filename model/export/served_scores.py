@@ -21,7 +21,7 @@ Tensor = Any
 
 
 class ServedScores:
-    """What follows the towers: the wide term, heads, funnels, calibration, the labels' units.
+    """What follows the towers: wide and linear term, heads, funnels, calibration, own units.
 
     Args:
         ranker: the trained one.
@@ -35,16 +35,16 @@ class ServedScores:
         self._statistics = statistics
         self._curves = _Curves(calibration, list(self._contract.tasks)) if calibration else None
 
-    def __call__(self, outputs: Tensor, wide: Tensor | None) -> dict[str, Tensor]:
+    def __call__(self, outputs: Tensor, shifts: Tensor | None) -> dict[str, Tensor]:
         """Score (N,) by task.
 
         Args:
             outputs: (T, N, K) of the towers.
-            wide: (N, T) to add to them; None if there is no wide term.
+            shifts: (N, T) to add to them; None if there are none.
         """
         tasks = self._contract.tasks
         with tf.name_scope("scores"):
-            logits = self._logits(outputs, wide)
+            logits = self._logits(outputs, shifts)
             if self._curves is not None:
                 logits = self._curves(logits)
             each = tf.unstack(logits, len(tasks))
@@ -58,12 +58,12 @@ class ServedScores:
                 for t, (name, task) in enumerate(tasks.items())
             }
 
-    def _logits(self, outputs: Tensor, wide: Tensor | None) -> Tensor:
+    def _logits(self, outputs: Tensor, shifts: Tensor | None) -> Tensor:
         """Logits (T, N), joined along funnels."""
         tasks = list(self._contract.tasks)
-        if wide is not None:
+        if shifts is not None:
             shifted = self._shifted(outputs.shape[2])
-            effect = tf.transpose(wide)[:, :, None]  # (T, N, 1)
+            effect = tf.transpose(shifts)[:, :, None]  # (T, N, 1)
             outputs += effect if shifted.all() else effect * shifted
         if all(isinstance(self._heads[task], Location) for task in tasks):
             logits = outputs[:, :, 0]
@@ -79,7 +79,7 @@ class ServedScores:
         return logits
 
     def _shifted(self, most: int) -> np.ndarray:
-        """1 for each output that the wide term is added to, else 0, (T, 1, K)."""
+        """1 for each output that shifts are added to, else 0, (T, 1, K)."""
         found = np.zeros((len(self._contract.tasks), 1, most), np.float32)
         for t, task in enumerate(self._contract.tasks):
             marks = self._heads[task].shifted

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import keras
 import numpy as np
 
-from multigate.configs.contract import ID_HASH, Contract, PositionFeature
+from multigate.configs.contract import ID_HASH, Contract, NumberFeature, PositionFeature
 from multigate.configs.files import REQUEST
 from multigate.configs.sections.model import ModelConfig, Ranking
 from multigate.configs.statistics import Statistics
@@ -23,7 +23,9 @@ from multigate.model.ranker import funnel
 from multigate.model.ranker.balance import balanced
 from multigate.model.ranker.cross import Cross
 from multigate.model.ranker.embedder import Embedder
+from multigate.model.ranker.heads.head import Head
 from multigate.model.ranker.id_dropout import IdDropout
+from multigate.model.ranker.linear import Linear
 from multigate.model.ranker.loss import (
     Uncertainty,
     masked_mean,
@@ -145,6 +147,7 @@ class Ranker(keras.Model):
         self.mixture.build((None, width))
         self.mixture.built = True
         self.heads = make_heads(contract, statistics)
+        self.linear = _make_linear(contract, self.embedder, self.heads) if config.linear else None
         self.towers = {
             name: Tower(
                 config.experts.units[-1],
@@ -263,6 +266,7 @@ class Ranker(keras.Model):
             wide: what `Wide.look_up` found, if that is known already.
             embedded: what `embed` found, likewise.
         """
+        embedded = self.embed(encoded) if embedded is None else embedded
         x = self.mixture_input(encoded, embedded)
         mixed = self.mixture(x, ids=self.ids(encoded), training=training)
         representations = [mixed.outputs[number] for number in self.gate_of.values()]
@@ -275,6 +279,8 @@ class Ranker(keras.Model):
         }
         if self.wide is not None:
             outputs = self.shift(outputs, self.wide(encoded, wide))
+        if self.linear is not None and self.linear.active:
+            outputs = self.shift(outputs, self.linear(embedded))
         position = self.contract.position
         positions = training if positions is None else positions
         if positions and self.position_tower is not None and position is not None:
@@ -450,6 +456,25 @@ def _make_experts(
             own_seed = derive_seed(seed, "experts", task)
             found += make_experts(options.own, *layers, own_seed, precision, f"{task}_expert")
     return found
+
+
+def _make_linear(
+    contract: Contract, embedder: Embedder, heads: Mapping[str, Head]
+) -> Linear | None:
+    """Lines from the numbers to the regression tasks with one output; None without either."""
+    numbers = [
+        name
+        for name, feature in embedder.features.items()
+        if isinstance(feature, NumberFeature) and name not in embedder.owners
+    ]
+    lines = [
+        place
+        for place, (name, task) in enumerate(contract.tasks.items())
+        if task.type == "regression" and len(heads[name].start) == 1
+    ]
+    if not numbers or not lines:
+        return None
+    return Linear(embedder.widths, numbers, len(contract.tasks), lines, name="linear")
 
 
 def _make_gate(config: ModelConfig, name: str, seed: int) -> gates.Gate:

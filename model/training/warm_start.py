@@ -20,6 +20,8 @@ What is carried over, and how:
     vectors             the same, place by place; where the vector is projected, its projection is
                          multiplied instead
     regression labels   the same, in the last layer of the towers, as the task's head says
+    lines of numbers    as they are, for the new means and deviations of numbers and labels; they
+                        are not fitted again, because the towers know what these lines leave
     buckets of numbers  row by row: the n-th bucket is the n-th between the new quantiles
 
 So known ids keep the scores that the checkpoint gives them, until the first step, unless their
@@ -339,6 +341,11 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
         a, b = ranker.heads[name].rescaled(scale, shift)  # (K,) each
         head.kernel.assign(weights.to_numpy(head.kernel) * a)
         head.bias.assign(weights.to_numpy(head.bias) * a + b)
+        if ranker.linear is not None:
+            for variable in ranker.linear.weights:  # kernel (D, T), bias (T,)
+                values = weights.to_numpy(variable)
+                values[..., t] *= a[0]
+                variable.assign(values)
         for table in ranker.wide.tables.values() if ranker.wide is not None else ():
             values = weights.to_numpy(table.embeddings)
             values[:, t] *= a[0]
@@ -388,10 +395,12 @@ def _restandardise_input(
 
 
 def _input_maps(ranker: Ranker) -> list[tuple[Any, Any]]:
-    """Kernel (D, .), and bias (.,) or None, of every layer that reads the mixture's input."""
+    """Kernel (D, .), and bias (.,) or None, of every layer that reads the numbers."""
     layers = [expert.stack[0] for expert in ranker.mixture.experts]
-    experts = [(layer.kernel, layer.bias) for layer in layers]
-    return experts + [pair for gate in ranker.mixture.gates for pair in gate.linear_maps()]
+    if ranker.linear is not None:
+        layers.append(ranker.linear)
+    maps = [(layer.kernel, layer.bias) for layer in layers]
+    return maps + [pair for gate in ranker.mixture.gates for pair in gate.linear_maps()]
 
 
 def _rescale(

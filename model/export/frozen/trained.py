@@ -41,6 +41,14 @@ def wide_tables(ranker: Ranker) -> dict[str, np.ndarray]:
     return ranker.wide.weights_of(ranker.wide.tables)
 
 
+def line_map(ranker: Ranker) -> DenseLayer | None:
+    """Kernel (D, T) and bias (T,) of the linear term; None if no task has a line."""
+    if ranker.linear is None or not to_numpy(ranker.linear.kernel).any():
+        return None
+    kernel, bias = to_numpy(ranker.linear.kernel), to_numpy(ranker.linear.bias)
+    return DenseLayer(kernel, bias, lambda x: x)
+
+
 def rescaled(embedder: Embedder) -> dict[str, np.ndarray]:
     """Scale and shift (2, size) of each number or vector that has them."""
     return {name: to_numpy(variable) for name, variable in embedder.rescaled.items()}
