@@ -14,7 +14,8 @@ same examples.  Variants change one thing of the draft:
 - `labelled rows alone`: the teacher does not teach rows without a label;
 - `own gates`: each task has a gate of its own;
 - `slow pairs`: weights of pairs learn as fast as all others, where the draft has some;
-- `half the rate`: so do they, and all weights half as fast: the rates of the version before.
+- `half the rate`: so do they, and all weights half as fast: the rates of the version before;
+- `no lines`: regression tasks start from their mean, not from a straight line of the numbers.
 
 Each run is one line of WORK/unseen.jsonl: started again, the benchmark goes on where it was
 stopped; another version of `init` needs another folder.
@@ -46,6 +47,7 @@ VARIANTS = (
     "own gates",
     "slow pairs",
     "half the rate",
+    "no lines",
 )
 MEASURED = (("validation", "mean AUC"), ("test", "mean AUC"), ("test", "paid"))
 DAYS = 28
@@ -157,6 +159,8 @@ def changed(values: dict[str, Any], variant: str, log: Log) -> None:
         if variant == "half the rate":
             values["train"]["learning_rate"] /= 2
             values["train"]["weight_decay"] *= 2  # as much in all
+    elif variant == "no lines":
+        values["model"]["linear"] = False
     elif variant != "draft":
         raise ValueError(variant)
 

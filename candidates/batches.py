@@ -8,7 +8,7 @@ from multigate.candidates.keras2 import tf
 from multigate.candidates.pairs import Catalogue, Pairs
 from multigate.configs.contract import Contract
 from multigate.configs.sections.candidates import CandidatesConfig
-from multigate.model.training.unknown_ids import bounded, unknown_shares
+from multigate.model.data.unknown_ids import bounded, unknown_shares
 
 
 class Hidden(NamedTuple):

@@ -2,8 +2,9 @@
 
 `ours`: standardised ratings, and towers that start at the base rate. `paper`, as in the papers on
 DSelect-k and MOESART: raw stars, and towers that start at 0, so the first MSE is the mean square of
-the stars, near 14. Neither has the wide term and the dropped ids of today's defaults, which the
-papers do not have. docs/results/papers.md has the table of what each paper says.
+the stars, near 14. `averaged` is ours, and evaluates moving averages of the weights. None has the
+wide term and the dropped ids of today's defaults, which the papers do not have.
+docs/results/papers.md has the table of what each paper says.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any
 
 from multigate.configs.files import ExamplesFolder
 
-SETTINGS = ("ours", "paper")
+SETTINGS = ("ours", "averaged", "paper")
 TARGETS = ("standardised", "raw")
 
 DSELECT_BATCH = 128

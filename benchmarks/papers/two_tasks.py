@@ -1,8 +1,9 @@
 """What the tables of two tasks share: the gates' options, a run, and the table.
 
-Every gate's options are fixed beforehand and the same in every table; nothing is tuned.  `--setting
-paper` takes the papers' instead, see `settings.py`: raw labels, towers that start at 0, 100 epochs
-with patience 25, and the options of `PAPER_GATES`.
+Every gate's options are fixed beforehand and the same in every table; nothing is tuned. `--setting
+averaged` evaluates moving averages of the weights (`train.ema: 0.999`). `--setting paper` takes the
+papers' instead, see `settings.py`: raw labels, towers that start at 0, 100 epochs with patience 25,
+and the options of `PAPER_GATES`.
 """
 
 import argparse
@@ -56,7 +57,8 @@ PAPER_GATES: dict[str, dict[str, Any]] = {
     "switch": {"noise": "logits", "balance_weight": 0.0},
 }
 """What a paper's setting changes in `GATES`."""
-PAPER_TRAINING = {"epochs": 100, "patience": 25}
+TRAINING = {"averaged": {"ema": 0.999}, "paper": {"epochs": 100, "patience": 25}}
+"""What a setting changes in the training."""
 FIRST = ("moesart", "topk", "softmax", "dselect_k", "shared_bottom")
 WEIGHTS = (0.9, 0.1)
 KEY = ("model", "weight", "seed", "setting")
@@ -100,9 +102,9 @@ def main(
         ]
         examples = make_examples(options.data, options.work)
         values = make_values()
+        values["train"] |= TRAINING.get(options.setting, {})
         if options.setting == "paper":
             examples = raw_examples(examples)
-            values["train"] |= PAPER_TRAINING
         rows.run(
             wanted,
             lambda run: measure(run, configuration(run, values, examples), examples, options.work),

@@ -64,10 +64,16 @@ class Teaching(TypedDict, total=False):
 
 
 class Epoch(Losses, Diagnostics, Teaching):
-    """One entry of the history; `seconds` of its training steps, without validation."""
+    """One entry of the history.
+
+    `seconds` of its training steps, without validation; `lines`, of an epoch that was the best so
+    far, has by task with a line what it saves of the squared error on validation (`model.linear`),
+    while losses and qualities are those without lines.  Older histories have no `lines`.
+    """
 
     seconds: float
     rows_per_second: float
+    lines: dict[str, float]
 
 
 def monitor(epochs: Sequence[Epoch]) -> str:

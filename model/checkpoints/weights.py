@@ -50,7 +50,7 @@ def variables(ranker: Ranker) -> dict[str, Any]:
     return named
 
 
-_MOMENTS, _LINEAR = "moments/", "linear/"
+_MOMENTS, LINEAR = "moments/", "linear/"
 
 
 def save(ranker: Ranker, path: Path, moments: Mapping[str, np.ndarray] | None = None) -> None:
@@ -72,13 +72,21 @@ def save(ranker: Ranker, path: Path, moments: Mapping[str, np.ndarray] | None = 
 
 
 def load(ranker: Ranker, path: Path) -> None:
-    """Set the ranker's weights to those of a file.
+    """Set the ranker's weights to those of a file, to use them.
+
+    A file of a version without a linear term has no lines.
 
     Raises:
         ModelError: the file is missing or damaged, or a variable is missing, unknown or of another
             shape.
     """
-    assign(ranker, read(path), path)
+    found = read(path)
+    fresh = {k: to_numpy(v) for k, v in variables(ranker).items() if k.startswith(LINEAR)}
+    if not fresh.keys() & found.keys():
+        found |= fresh
+    assign(ranker, found, path)
+    if ranker.linear is not None:
+        ranker.linear.active = bool(to_numpy(ranker.linear.line).any())
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
@@ -116,15 +124,10 @@ def _read(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
 def assign(ranker: Ranker, found: dict[str, np.ndarray], path: Path) -> None:
     """Set the ranker's weights to `found`; error messages name `path`.
 
-    A file of a version without linear terms has no lines: they add 0.
-
     Raises:
         ModelError: a variable is missing, unknown or of another shape.
     """
     expected = variables(ranker)
-    lines = {name: v for name, v in expected.items() if name.startswith(_LINEAR)}
-    if not lines.keys() & found.keys():
-        found = found | {name: np.zeros(v.shape, np.float32) for name, v in lines.items()}
     for name in sorted(expected.keys() ^ found.keys()):
         where = "missing in the file" if name in expected else "unknown to this configuration"
         raise ModelError(f"{path}: variable {name}: {where}; train again")
@@ -136,8 +139,6 @@ def assign(ranker: Ranker, found: dict[str, np.ndarray], path: Path) -> None:
             )
     for name, variable in expected.items():
         variable.assign(found[name])
-    if ranker.linear is not None:
-        ranker.linear.active = bool(to_numpy(ranker.linear.kernel).any())
 
 
 def copy(ranker: Ranker) -> dict[str, np.ndarray]:

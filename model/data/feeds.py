@@ -12,7 +12,7 @@ skips.  So the order is computed here, and on TensorFlow `tf.data` gathers the r
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -61,6 +61,13 @@ class Feed(Protocol):
 
     def sample(self, limit: int) -> Examples:
         """At most `limit` rows, spread evenly over the split."""
+
+    def labelled(self, steps: Mapping[int, int]) -> Examples:
+        """Of each of some tasks every n-th row that has its label, in the order of the files.
+
+        Args:
+            steps: n by the task's place in the contract.
+        """
 
 
 class MemoryFeed:
@@ -136,6 +143,10 @@ class MemoryFeed:
     def sample(self, limit: int) -> Examples:
         """See `Feed`."""
         return self._examples.take(slice(None, None, -(-self.rows // limit)))
+
+    def labelled(self, steps: Mapping[int, int]) -> Examples:
+        """See `Feed`."""
+        return _labelled([self._examples], steps)
 
 
 class StreamFeed:
@@ -215,9 +226,14 @@ class StreamFeed:
         step = -(-self.rows // limit)
         parts, passed = [], 0
         for part in self._split.read(self._split.groups):
-            parts.append(part.take(slice(-passed % step, None, step)))
+            # Not a slice: its views would keep the whole part in memory.
+            parts.append(part.take(np.arange(-passed % step, len(part), step)))
             passed += len(part)
         return concatenate(parts)
+
+    def labelled(self, steps: Mapping[int, int]) -> Examples:
+        """See `Feed`."""
+        return _labelled(self._split.read(self._split.groups), steps)
 
     def _chunks(self, number: int | None, skip: int) -> Iterator[Arrays]:
         """An epoch as arrays (batches, B, ...); a smaller last batch comes as (1, rows, ...)."""
@@ -365,3 +381,16 @@ def _tensors(arrays: Any) -> Any:
 
 def _join(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.concatenate([first, second])
+
+
+def _labelled(parts: Iterable[Examples], steps: Mapping[int, int]) -> Examples:
+    """`Feed.labelled` of a split in parts."""
+    found, passed = [], dict.fromkeys(steps, 0)
+    for part in parts:
+        chosen = [np.zeros(0, np.int64)]
+        for task, step in steps.items():
+            known = np.flatnonzero(~np.isnan(part.labels[:, task]))
+            chosen.append(known[-passed[task] % step :: step])
+            passed[task] += len(known)
+        found.append(part.take(np.unique(np.concatenate(chosen))))
+    return concatenate(found)

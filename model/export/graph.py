@@ -126,9 +126,10 @@ class ServingGraph:
         self._wide = None
         if wide and ranker.wide is not None:
             self._wide = FrozenWide(wide, layouts, ranker.wide)
-        self._linear = None
-        if (lines := line_map(ranker)) is not None:
-            self._linear = SplitKernel(lines.kernel[columns], user_width, lines.bias)
+        self._linear, self._lines = None, line_map(ranker)
+        if self._lines is not None:
+            kernel = self._lines.kernel[columns]
+            self._linear = SplitKernel(kernel, user_width, self._lines.bias)
         self._cross = None
         if ranker.cross is not None:
             self._cross = FrozenCross(ranker.cross, columns, user_width)
@@ -382,9 +383,10 @@ class ServingGraph:
                 None if of_users is None else halves.of_rows(of_users),
                 self._wide.crosses(users, items, halves.of_rows),
             ]
-        if self._linear is not None:
+        if self._linear is not None and self._lines is not None:
             with tf.name_scope("linear"):
-                parts.append(self._linear(halves))
+                lines = self._linear(halves)
+                parts.append(tf.clip_by_value(lines, self._lines.low, self._lines.high))
         found = [part for part in parts if part is not None]
         return sum(found[1:], found[0]) if found else None
 

@@ -1,8 +1,10 @@
-"""The linear term: straight lines from the numbers to regression tasks, found before training.
+"""The linear term: straight lines from the numbers, blended with the outputs of regression tasks.
 
 What was paid follows the price.  Shared layers come near such a line slowly, because few rows have
 the label and most of what they learn is about other tasks; least squares finds it at once.  The
-towers then learn what the lines leave, as they learn what the base rate leaves.
+shared layers do not know of it: they learn the whole label, which tells them much for other tasks
+(was it paid much for?), and the line joins them in the end, with the shares that suit validation
+best (stacked regressions, Breiman 1996).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,82 +15,138 @@ import numpy as np
 
 from multigate.model.gates.parts.base import Tensor
 
-LEAST_EXPLAINED = 0.5
-"""Share of a label's variance that a line must explain on rows that it was not fitted to.  What
-shared layers learn of a label serves the other tasks as well, and a line takes the straight part of
-it away: at a share of 0.3 to 0.45 the task gains some per cent and the others lose a little."""
 LEAST_ROWS = 30
-_PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)
-"""Ridge penalties to choose from, for columns and labels with deviation 1."""
+PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)
+"""Ridge penalties to choose from, for columns with deviation 1."""
+LEAST_GAIN = 0.01
+"""Share of the squared error that a line must save."""
 
 
 class Linear(keras.layers.Layer):
-    """Adds x @ kernel + bias to the outputs (B, T); training does not change it.
+    """Makes a task's outputs o into deep * o + line * y + start, y its line within its labels.
 
-    The kernel is 0 for tasks without a line and for columns that are no numbers.
+        y = clip(x @ kernel + bias, low, high)
+
+    The limits keep a line from telling of rows unlike all those that it was fitted to. Its weights
+    are no variables of training; `fit` and `blend` set them. A new one has no lines.
 
     Attributes:
         numbers: the parts of x that are numbers.
         columns: theirs.
         tasks: places of the tasks that may have a line.
-        active: whether any task may have one, which is not known before the weights are there;
-            `fit` says whether one has.
+        active: whether the model uses it: after training, if a task has a line.
 
     Args:
         widths: columns of each part of x, in their order (`Embedder.widths`).
         numbers: see there.
-        tasks: T.
-        lines: `tasks`, see there.
+        count: T, of all tasks.
+        tasks: see there.
     """
 
     def __init__(
         self,
         widths: Mapping[str, int],
         numbers: Sequence[str],
-        tasks: int,
-        lines: Sequence[int],
+        count: int,
+        tasks: Sequence[int],
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"dtype": "float32", "trainable": False} | kwargs)
         of = [name for name, width in widths.items() for _ in range(width)]
         self.numbers = list(numbers)
         self.columns = np.flatnonzero(np.isin(of, self.numbers))
-        self.tasks, self.active = list(lines), True
-        self.kernel = self.add_weight(shape=(len(of), tasks), initializer="zeros", name="kernel")
-        self.bias = self.add_weight(shape=(tasks,), initializer="zeros", name="bias")
+        self.count, self.tasks, self.active = count, list(tasks), False
+        self.kernel = self.add_weight(shape=(len(of), count), initializer="zeros", name="kernel")
+        self.bias, self.low, self.high, self.deep, self.line, self.start = (
+            self.add_weight(shape=(count,), initializer=start, name=name)
+            for name, start in (
+                *(("bias", "zeros"), ("low", "zeros"), ("high", "zeros")),
+                *(("deep", "ones"), ("line", "zeros"), ("start", "zeros")),
+            )
+        )
         self.built = True
 
     def call(self, x: Tensor) -> Tensor:
-        """What the lines add to the outputs, (B, T), from the embedder's output x (B, D)."""
-        return keras.ops.matmul(keras.ops.stop_gradient(x), self.kernel) + self.bias
+        """What is added to `deep` times the outputs, (B, T), of the embedder's output x (B, D)."""
+        ops = keras.ops
+        lines = ops.matmul(x, self.kernel) + self.bias
+        lines = ops.minimum(ops.maximum(lines, self.low), self.high)
+        return lines * self.line + self.start
 
     def fit(
         self, numbers: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
-    ) -> dict[int, float]:
+    ) -> None:
         """Find the tasks' lines.
 
         Args:
             numbers: (N, F) the `columns` of x.
             targets: (N, T) on the scale of the outputs, NaN where masked.
             weights: (N,) of the rows; None if all are equal.
-
-        Returns:
-            By place of each task that has a line, the share of the variance that it explains.
         """
-        kernel, bias = np.zeros(self.kernel.shape), np.zeros(self.bias.shape)
-        explained = {}
+        kernel, (bias, low, high) = np.zeros(self.kernel.shape), np.zeros((3, self.count))
         for t in self.tasks:
             known = ~np.isnan(targets[:, t])
-            line = least_squares(
-                numbers[known], targets[known, t], None if weights is None else weights[known]
-            )
-            if line is not None and line.explained >= LEAST_EXPLAINED:
+            w = None if weights is None else weights[known]
+            # A number that hardly varies where the label is known may vary elsewhere: by about 1.
+            ones = np.ones(numbers.shape[1])
+            line = least_squares(numbers[known], targets[known, t], w, ones)
+            if line is not None:
                 kernel[self.columns, t], bias[t] = line.slopes, line.start
-                explained[t] = line.explained
-        self.kernel.assign(kernel)
-        self.bias.assign(bias)
-        self.active = bool(explained)
-        return explained
+                low[t], high[t] = targets[known, t].min(), targets[known, t].max()
+        for variable, value in (
+            *((self.kernel, kernel), (self.bias, bias)),
+            *((self.low, low), (self.high, high)),
+        ):
+            variable.assign(value)
+
+    def values(self, numbers: np.ndarray) -> np.ndarray:
+        """The lines y (N, T) of numbers (N, F)."""
+        kernel, bias, low, high = (
+            np.asarray(keras.ops.convert_to_numpy(variable))
+            for variable in (self.kernel, self.bias, self.low, self.high)
+        )
+        found: np.ndarray = np.clip(numbers @ kernel[self.columns] + bias, low, high)
+        return found
+
+    def blend(
+        self, outputs: np.ndarray, lines: np.ndarray, targets: np.ndarray, weights: np.ndarray
+    ) -> dict[int, float]:
+        """Choose each task's shares by rows that neither was fitted to.
+
+        Args:
+            outputs: (N, T) of the deep layers.
+            lines: (N, T), `values` of the same rows.
+            targets: (N, T) on their scale, NaN where masked.
+            weights: (N,) of the rows.
+
+        Returns:
+            By place of each task that has a line, the share of the squared error that it saves in
+            rows left out one by one.
+        """
+        deep, (line, start) = np.ones(self.count), np.zeros((2, self.count))
+        saved = {}
+        for t in self.tasks:
+            known = ~np.isnan(targets[:, t])
+            both = np.stack([outputs[known, t], lines[known, t]], axis=1)
+            y, w = targets[known, t], weights[known]
+            alone, best = least_squares(both[:, :1], y, w), _shares(both, y, w)
+            if alone is None or best is None:
+                continue
+            gain = 1 - (1 - best.explained) / max(1 - alone.explained, 1e-12)
+            if gain >= LEAST_GAIN:
+                (deep[t], line[t]), start[t] = best.slopes, best.start
+                saved[t] = gain
+        for variable, value in ((self.deep, deep), (self.line, line), (self.start, start)):
+            variable.assign(value)
+        return saved
+
+
+def _shares(both: np.ndarray, y: np.ndarray, w: np.ndarray) -> "Line | None":
+    """Least squares with slopes of at least 0 of outputs and line, (N, 2); None without a line."""
+    found = least_squares(both, y, w)
+    if found is not None and found.slopes[0] < 0:  # the line knows all that the outputs know
+        found = least_squares(both * [0, 1], y, w)
+    return None if found is None or found.slopes[1] <= 0 else found
 
 
 class Line(NamedTuple):
@@ -96,7 +154,7 @@ class Line(NamedTuple):
 
     Attributes:
         slopes: (F,).
-        start: chosen so that the line is 0 in the mean: the tower's bias is the label's level.
+        start: y at x = 0.
         explained: share of y's variance that the line explains in rows left out one by one.
     """
 
@@ -105,41 +163,51 @@ class Line(NamedTuple):
     explained: float
 
 
-def least_squares(x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Line | None:
+def least_squares(
+    x: np.ndarray,
+    y: np.ndarray,
+    weights: np.ndarray | None = None,
+    deviation: np.ndarray | None = None,
+) -> Line | None:
     """The ridge regression that errs least on rows left out one by one.
 
     Args:
-        x: (N, F).
+        x: (N, F); rows with infinite values do not count.
         y: (N,).
         weights: (N,) of the rows; None if all are equal.
+        deviation: (F,) of the columns in rows like those that the line is for; the penalty counts
+            slopes per deviation, of x if that is the larger one.
 
     Returns:
-        None with fewer than `LEAST_ROWS` rows of any weight, or where x or y does not vary.
+        None with fewer than `LEAST_ROWS` rows, as many as equal weights would count, or where x or
+        y does not vary.
     """
     w = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
-    x, y, w = (values[w > 0].astype(np.float64) for values in (x, y, w))
-    if len(y) < LEAST_ROWS:
+    counts = (w > 0) & np.isfinite(x).all(axis=1)
+    x, y, w = (values[counts].astype(np.float64) for values in (x, y, w))
+    if not len(y) or w.sum() ** 2 < LEAST_ROWS * (w**2).sum():
         return None
     w /= w.sum()
     mean, level = w @ x, w @ y
     x, y = x - mean, y - level
-    deviation, total = np.sqrt(w @ x**2), w @ y**2
-    varies = deviation > 1e-6
+    scale, total = np.sqrt(w @ x**2), w @ y**2
+    varies = scale > 1e-6
     if not varies.any() or total < 1e-12:
         return None
+    scale = scale if deviation is None else np.maximum(scale, deviation)
     root = np.sqrt(w * len(y))
-    rows, target = x[:, varies] / deviation[varies] * root[:, None], y * root
+    rows, target = x[:, varies] / scale[varies] * root[:, None], y * root
     # In the eigenvectors' axes every penalty's solution, and every row's leverage, is a division.
     values, vectors = np.linalg.eigh(rows.T @ rows)
     rows = rows @ vectors
     along = rows.T @ target
     errors = {}
-    for penalty in _PENALTIES:
+    for penalty in PENALTIES:
         shrunk = 1 / (np.maximum(values, 0) + penalty)
         leverage = rows**2 @ shrunk + w  # w: of the mean
         left_out = (target - rows @ (along * shrunk)) / np.maximum(1 - leverage, 1e-6)
         errors[penalty] = float(np.mean(left_out**2))
     best = min(errors, key=errors.__getitem__)
-    slopes = np.zeros(len(deviation))
-    slopes[varies] = vectors @ (along / (np.maximum(values, 0) + best)) / deviation[varies]
-    return Line(slopes, float(-mean @ slopes), 1 - errors[best] / float(total))
+    slopes = np.zeros(len(scale))
+    slopes[varies] = vectors @ (along / (np.maximum(values, 0) + best)) / scale[varies]
+    return Line(slopes, float(level - mean @ slopes), 1 - errors[best] / float(total))

@@ -24,6 +24,7 @@ from multigate.model.ranker.balance import balanced
 from multigate.model.ranker.cross import Cross
 from multigate.model.ranker.embedder import Embedder
 from multigate.model.ranker.heads.head import Head
+from multigate.model.ranker.heads.location import Squared
 from multigate.model.ranker.id_dropout import IdDropout
 from multigate.model.ranker.linear import Linear
 from multigate.model.ranker.loss import (
@@ -279,8 +280,8 @@ class Ranker(keras.Model):
         }
         if self.wide is not None:
             outputs = self.shift(outputs, self.wide(encoded, wide))
-        if self.linear is not None and self.linear.active:
-            outputs = self.shift(outputs, self.linear(embedded))
+        if not training and self.linear is not None and self.linear.active:
+            outputs = self._blended(outputs, embedded)
         position = self.contract.position
         positions = training if positions is None else positions
         if positions and self.position_tower is not None and position is not None:
@@ -295,6 +296,16 @@ class Ranker(keras.Model):
             where = np.array(self.heads[task].shifted, np.float32)
             shifted[task] = output + (column if where.all() else column * where)
         return shifted
+
+    def _blended(self, outputs: dict[str, Tensor], embedded: Tensor) -> dict[str, Tensor]:
+        """The outputs (B, K) by task with the linear term; `embedded` is what `embed` found."""
+        assert self.linear is not None
+        added, names = self.linear(embedded), list(outputs)
+        lines = {
+            names[t]: outputs[names[t]] * self.linear.deep[t] + added[:, t : t + 1]
+            for t in self.linear.tasks
+        }
+        return outputs | lines
 
     def logits(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Logits (B,) by task from the heads' outputs (B, K), joined along funnels."""
@@ -461,17 +472,13 @@ def _make_experts(
 def _make_linear(
     contract: Contract, embedder: Embedder, heads: Mapping[str, Head]
 ) -> Linear | None:
-    """Lines from the numbers to the regression tasks with one output; None without either."""
+    """Lines from the numbers to the tasks that learn a mean; None without either."""
     numbers = [
         name
         for name, feature in embedder.features.items()
         if isinstance(feature, NumberFeature) and name not in embedder.owners
     ]
-    lines = [
-        place
-        for place, (name, task) in enumerate(contract.tasks.items())
-        if task.type == "regression" and len(heads[name].start) == 1
-    ]
+    lines = [place for place, name in enumerate(contract.tasks) if isinstance(heads[name], Squared)]
     if not numbers or not lines:
         return None
     return Linear(embedder.widths, numbers, len(contract.tasks), lines, name="linear")

@@ -29,6 +29,7 @@ from multigate.model.optimizer.optimizers import averaged, make_optimizer
 from multigate.model.ranker.ranker import Ranker
 from multigate.model.training import advice, epoch_record, guards, row_moments, snapshots
 from multigate.model.training.guards import Guard
+from multigate.model.training.lines import Lines
 from multigate.model.training.progress import Display
 from multigate.model.training.state import TrainingState, restore, save
 from multigate.model.training.tensorboard import Logs
@@ -135,6 +136,10 @@ class TrainingLoop:
             self.resumed = {"epoch": self.state.epoch, "step": self.state.step}
         if ranker.workers is not None:  # a snapshot holds worker 0's seeds
             ranker.workers.spread_noise(ranker)
+        self.lines = None
+        if ranker.linear is not None:
+            fitted = self.resumed is not None
+            self.lines = Lines(ranker, feed, held_out, statistics, fitted)
         self.guard = Guard(config.train, self.state.measured)
 
     def fit(self) -> list[Epoch]:
@@ -209,12 +214,16 @@ class TrainingLoop:
                 **teaching,
                 "seconds": state.seconds,
                 "rows_per_second": self.feed.rows / state.seconds,
+                "lines": {},
                 **epoch_record.diagnose(ranker, self.config.contract, self.statistics, sample),
             }
             state.history.append(epoch)
             if self._lessons() != lessons:
                 self.guard.forget()  # a loss of other targets is another one
-            if history.kept(state.history) is epoch and self.work.writes:
+            best = history.kept(state.history) is epoch
+            if best and self.lines is not None:
+                epoch["lines"] = self.lines.blend(found)
+            if best and self.work.writes:
                 path = self.work.best(number)
                 weights.save(ranker, path, row_moments.read(ranker))
                 state.best = [path.name, snapshots.checksum(path)]

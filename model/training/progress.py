@@ -1,6 +1,6 @@
 """Progress of a training on stderr: a bar on a terminal, and one line per epoch everywhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
@@ -38,8 +38,8 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print one line that is not about an epoch."""
-        if self._shown:
-            note(text)
+        if self._shown and not progress.quiet():
+            progress.console().print(text, markup=False)
 
     def begin_epoch(self, epoch: int) -> None:
         """Start the bar of an epoch, counted from 1."""
@@ -76,18 +76,9 @@ class Display:
             f"kept epoch {kept['epoch']} of {len(epochs)}: {name} {history.monitored(kept):.4f}; "
             f"best epochs of the tasks: {best}"
         )
+        if lines := kept.get("lines"):
+            each = ", ".join(f"{task} {saved:.0%}" for task, saved in lines.items())
+            self.note(f"squared errors that straight lines of the numbers save: {each}")
         for warning in warnings if self._shown else ():
             text = f"warning: {warning}"
             progress.console().print(text, style="bold yellow", markup=False)
-
-
-def note(text: str) -> None:
-    """Print one line, unless the command is to be quiet."""
-    if not progress.quiet():
-        progress.console().print(text, markup=False)
-
-
-def lines_found(explained: Mapping[str, float]) -> str:
-    """What is said of the tasks that have a line, by the share of the variance that it explains."""
-    each = ", ".join(f"{task} {share:.0%}" for task, share in explained.items())
-    return f"start from a straight line of the numbers, which explains: {each}"

@@ -13,37 +13,31 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypedDict
 
-import numpy as np
-
 from multigate.configs.config import Config
 from multigate.configs.errors import ModelError
 from multigate.configs.files import WEIGHT
 from multigate.configs.progress import bar
-from multigate.configs.statistics import Statistics
 from multigate.model.backend import memory
 from multigate.model.backend.data_parallel import connect
 from multigate.model.backend.names import fresh_names
 from multigate.model.backend.workers import Workers
 from multigate.model.baselines import teacher
 from multigate.model.checkpoints import checkpoint, history
-from multigate.model.checkpoints.weights import to_numpy
+from multigate.model.data import unknown_ids
 from multigate.model.data.encoding import Encoder
-from multigate.model.data.examples import Split, targets
-from multigate.model.data.feeds import Feed, make_feed
+from multigate.model.data.examples import Split
+from multigate.model.data.feeds import make_feed
 from multigate.model.data.funnels import check_labels
 from multigate.model.ranker.embedder import table_width
-from multigate.model.ranker.ranker import Ranker
 from multigate.model.ranker.tables import table_bytes
 from multigate.model.ranker.wide import crosses_of
-from multigate.model.training import admission, label_quantiles, snapshots, unknown_ids, warm_start
+from multigate.model.training import admission, label_quantiles, snapshots, warm_start
 from multigate.model.training.loop import OnEpoch, ResumePoint, TrainingLoop
-from multigate.model.training.progress import lines_found, note
 from multigate.model.training.row_moments import Moments
 from multigate.model.training.workspace import TEACHER, Workspace
 
 _VALIDATION_BATCH = 4096
 _SAMPLED_ROWS = 1 << 18  # of the validation split, to measure the share of unknown ids
-_FITTED_ROWS = 1 << 17  # of the training split, to fit the linear term
 
 
 class Trained(TypedDict):
@@ -53,7 +47,7 @@ class Trained(TypedDict):
     `val_loss` and its value (`monitored`) of what decided (`monitor`: quality, loss or a task's
     name), each task's own best epoch, `warnings` for the user, `seconds` of this call, `resumed`
     None if it began at the start, `started_from` None without a checkpoint to start from, `lines`
-    the share of the label's variance that the line of each task explains, of those that got one.
+    what a straight line of the numbers saves of the squared error, of the tasks that have one.
     """
 
     checkpoint: str
@@ -179,9 +173,6 @@ def train(
         feed = make_feed(
             train_split, config.contract, statistics, options.batch_size, options, workers
         )
-        lines = {} if started_from is not None else _fit_lines(ranker, feed, statistics)
-        if lines and progress and writes:
-            note(lines_found(lines))
         loop = TrainingLoop(
             ranker,
             config,
@@ -212,7 +203,7 @@ def train(
         "seconds": time.perf_counter() - started,
         "resumed": loop.resumed,
         "started_from": started_from,
-        "lines": lines,
+        "lines": best.get("lines", {}),
     }
 
 
@@ -241,21 +232,6 @@ def _require_memory(config: Config, encoder: Encoder) -> None:
         "choose a smaller model.embedding_dim, min_count or hash_buckets for fewer rows, "
         "train.moments: bfloat16, or a machine with more",
     )
-
-
-def _fit_lines(ranker: Ranker, feed: Feed, statistics: Statistics) -> dict[str, float]:
-    """Fit the linear term; returns what each task's line explains, of the tasks that have one."""
-    if ranker.linear is None:
-        return {}
-    sample = feed.sample(_FITTED_ROWS)
-    numbers = to_numpy(ranker.embed(sample.features, ranker.linear.numbers))
-    labels = targets(sample, ranker.contract, statistics)
-    explained = ranker.linear.fit(numbers, labels, sample.weights)
-    names = list(ranker.contract.tasks)
-    for place in explained:
-        kernel = ranker.towers[names[place]].head.kernel
-        kernel.assign(np.zeros(kernel.shape))  # its random start would be noise on the line
-    return {names[place]: share for place, share in explained.items()}
 
 
 @contextmanager

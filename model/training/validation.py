@@ -51,11 +51,17 @@ class Validated(NamedTuple):
         losses: mean of the head's loss over the rows with a label, by task.
         qualities: by task.
         quality: mean of the tasks' qualities; None where none is measured.
+        logits: (N,) by task.
+        targets: (N, T), NaN where masked.
+        weights: (N,) of the rows.
     """
 
     losses: dict[str, float]
     qualities: dict[str, Quality]
     quality: float | None
+    logits: dict[str, np.ndarray]
+    targets: np.ndarray
+    weights: np.ndarray
 
 
 def make_forward(ranker: Ranker) -> Forward:
@@ -89,10 +95,11 @@ def validate(
                 parts[name].append(_numpy(values))
         aims.append([_numpy(values) for values in of_batch])
     y, w = _joined(aims)
+    z = {name: np.concatenate(parts).astype(np.float64) for name, parts in logits.items()}
     losses, qualities = {}, {}
     for t, (name, task) in enumerate(contract.tasks.items()):
         known = ~np.isnan(y[:, t])
-        of_task = np.concatenate(logits[name])[known].astype(np.float64), y[known, t], w[known]
+        of_task = z[name][known], y[known, t], w[known]
         losses[name] = _loss(*of_task, heads[name], outputs[name], known)
         qualities[name] = _quality(task, *of_task)
     measured = [
@@ -100,7 +107,8 @@ def validate(
         for name, quality in qualities.items()
         if quality.value is not None and contract.tasks[name].weight > 0
     ]
-    return Validated(losses, qualities, float(np.mean(measured)) if measured else None)
+    quality = float(np.mean(measured)) if measured else None
+    return Validated(losses, qualities, quality, z, y, w)
 
 
 def teacher_qualities(

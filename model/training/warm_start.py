@@ -20,13 +20,13 @@ What is carried over, and how:
     vectors             the same, place by place; where the vector is projected, its projection is
                          multiplied instead
     regression labels   the same, in the last layer of the towers, as the task's head says
-    lines of numbers    as they are, for the new means and deviations of numbers and labels; they
-                        are not fitted again, because the towers know what these lines leave
+    lines of numbers    none: each training finds its own
     buckets of numbers  row by row: the n-th bucket is the n-th between the new quantiles
 
-So known ids keep the scores that the checkpoint gives them, until the first step, unless their
-features' pairs no longer fit into `model.wide.crosses`, which training warns of.  The optimiser's
-moments start at zero, but those of the rows of features with `max_age` are carried over too.
+So known ids keep the scores that the checkpoint gives them without its lines, until the first step,
+unless their features' pairs no longer fit into `model.wide.crosses`, which training warns of.  The
+optimiser's moments start at zero, but those of the rows of features with `max_age` are carried over
+too.
 """
 
 import math
@@ -156,7 +156,7 @@ def start(
     pairs_gone = _move_crosses(ranker, found, named, before, encoder)
     if moments is not None:
         moments.update(carried)
-    found = _with_task_weighting(found, named)
+    found = _with_fresh(found, named, "uncertainty/", weights.LINEAR)
     weights.assign(ranker, found, path)
     _restandardise(ranker, before.statistics, encoder.statistics)
     if restart_schedules:
@@ -235,17 +235,23 @@ def _differences(before: Contract, now: Contract) -> str:
     return ", ".join(found) or "user or item"
 
 
-def _with_task_weighting(
-    found: dict[str, np.ndarray], named: dict[str, Any]
+def _with_fresh(
+    found: dict[str, np.ndarray], named: dict[str, Any], kept: str, remade: str
 ) -> dict[str, np.ndarray]:
-    """The weights of a file, with learnt task weights if, and only if, the ranker has them.
+    """The weights of a file, but for two kinds that a ranker may have or not, from night to night.
 
-    Scores do not depend on them, so `model.task_weighting` may change from night to night.
+    Args:
+        found: the weights of the file.
+        named: the ranker's.
+        kept: prefix of learnt task weights: those of the file, if and only if the ranker has them.
+        remade: prefix of the linear term: the ranker's own.
     """
-    prefix = "uncertainty/"
-    fresh = {name: weights.to_numpy(v) for name, v in named.items() if name.startswith(prefix)}
-    kept = {k: v for k, v in found.items() if not k.startswith(prefix) or k in fresh}
-    return fresh | kept
+    fresh = {k: weights.to_numpy(v) for k, v in named.items() if k.startswith((kept, remade))}
+    return fresh | {
+        name: value
+        for name, value in found.items()
+        if not name.startswith(remade) and (not name.startswith(kept) or name in fresh)
+    }
 
 
 def _move_rows(
@@ -341,11 +347,6 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
         a, b = ranker.heads[name].rescaled(scale, shift)  # (K,) each
         head.kernel.assign(weights.to_numpy(head.kernel) * a)
         head.bias.assign(weights.to_numpy(head.bias) * a + b)
-        if ranker.linear is not None:
-            for variable in ranker.linear.weights:  # kernel (D, T), bias (T,)
-                values = weights.to_numpy(variable)
-                values[..., t] *= a[0]
-                variable.assign(values)
         for table in ranker.wide.tables.values() if ranker.wide is not None else ():
             values = weights.to_numpy(table.embeddings)
             values[:, t] *= a[0]
@@ -395,12 +396,10 @@ def _restandardise_input(
 
 
 def _input_maps(ranker: Ranker) -> list[tuple[Any, Any]]:
-    """Kernel (D, .), and bias (.,) or None, of every layer that reads the numbers."""
+    """Kernel (D, .), and bias (.,) or None, of every layer that reads the mixture's input."""
     layers = [expert.stack[0] for expert in ranker.mixture.experts]
-    if ranker.linear is not None:
-        layers.append(ranker.linear)
-    maps = [(layer.kernel, layer.bias) for layer in layers]
-    return maps + [pair for gate in ranker.mixture.gates for pair in gate.linear_maps()]
+    experts = [(layer.kernel, layer.bias) for layer in layers]
+    return experts + [pair for gate in ranker.mixture.gates for pair in gate.linear_maps()]
 
 
 def _rescale(

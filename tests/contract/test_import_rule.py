@@ -311,7 +311,7 @@ def test_candidates_import_only_what_knows_no_keras_of_the_model():
         "model.data.rows",
         "model.export.freezing",
         "model.export.frozen.encoding",
-        "model.training.unknown_ids",
+        "model.data.unknown_ids",
     }
     for module, path in modules().items():
         if module.startswith("candidates"):

@@ -28,7 +28,7 @@ class FrozenTowers:
     def __init__(self, ranker: Ranker) -> None:
         self._gate_of = list(ranker.gate_of.values())
         self._gates = len(ranker.gate_names)
-        layers = [tower_layers(ranker.towers[task]) for task in ranker.contract.tasks]
+        layers = tower_layers(ranker)
         self._hidden = [
             [(constant(layer.kernel), constant(layer.bias), layer.activation) for layer in hidden]
             for *hidden, _ in layers

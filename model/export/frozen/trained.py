@@ -12,7 +12,6 @@ from multigate.model.checkpoints.weights import to_numpy
 from multigate.model.moe.experts import Expert
 from multigate.model.ranker.embedder import Embedder
 from multigate.model.ranker.ranker import Ranker
-from multigate.model.ranker.towers import Tower
 
 
 class DenseLayer(NamedTuple):
@@ -38,15 +37,41 @@ def wide_tables(ranker: Ranker) -> dict[str, np.ndarray]:
     """Weights (R, T) of the wide term by feature and cross; those of unknown ids are 0."""
     if ranker.wide is None:
         return {}
-    return ranker.wide.weights_of(ranker.wide.tables)
+    tables, shares = ranker.wide.weights_of(ranker.wide.tables), deep_shares(ranker)
+    return {name: table * shares for name, table in tables.items()}
 
 
-def line_map(ranker: Ranker) -> DenseLayer | None:
-    """Kernel (D, T) and bias (T,) of the linear term; None if no task has a line."""
-    if ranker.linear is None or not to_numpy(ranker.linear.kernel).any():
+class LineMap(NamedTuple):
+    """What lines add to the outputs: clip(x @ kernel + bias, low, high).
+
+    Attributes:
+        kernel: (D, T) float32.
+        bias: (T,) float32.
+        low: (T,) float32.
+        high: (T,) float32.
+    """
+
+    kernel: np.ndarray
+    bias: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def line_map(ranker: Ranker) -> LineMap | None:
+    """The lines with their shares; None if no task has a line."""
+    linear = ranker.linear
+    if linear is None or not linear.active:
         return None
-    kernel, bias = to_numpy(ranker.linear.kernel), to_numpy(ranker.linear.bias)
-    return DenseLayer(kernel, bias, lambda x: x)
+    line, start = to_numpy(linear.line), to_numpy(linear.start)  # shares are not negative
+    bias, low, high = (to_numpy(v) * line + start for v in (linear.bias, linear.low, linear.high))
+    return LineMap(to_numpy(linear.kernel) * line, bias, low, high)
+
+
+def deep_shares(ranker: Ranker) -> np.ndarray:
+    """What the outputs of towers and wide term are multiplied by beside lines, (T,)."""
+    if ranker.linear is None or not ranker.linear.active:
+        return np.ones(len(ranker.contract.tasks), np.float32)
+    return to_numpy(ranker.linear.deep)
 
 
 def rescaled(embedder: Embedder) -> dict[str, np.ndarray]:
@@ -59,10 +84,14 @@ def expert_layers(expert: Expert) -> list[DenseLayer]:
     return [_dense(layer) for layer in expert.dense_layers]
 
 
-def tower_layers(tower: Tower) -> list[DenseLayer]:
-    """Layers of a tower; the last gives its K outputs."""
-    hidden = [] if tower.hidden is None else expert_layers(tower.hidden)
-    return [*hidden, _dense(tower.head)]
+def tower_layers(ranker: Ranker) -> list[list[DenseLayer]]:
+    """Layers of each task's tower; the last gives its K outputs."""
+    found = []
+    for tower, share in zip(ranker.towers.values(), deep_shares(ranker), strict=True):
+        hidden = [] if tower.hidden is None else expert_layers(tower.hidden)
+        last = _dense(tower.head)
+        found.append([*hidden, last._replace(kernel=last.kernel * share, bias=last.bias * share)])
+    return found
 
 
 def _dense(layer: Any) -> DenseLayer:

@@ -132,6 +132,19 @@ def test_a_sample_is_spread_over_the_split(tiny: Any, groups: Path) -> None:
         np.testing.assert_array_equal(sample.features["length"], ordered[::8])
 
 
+def test_rows_with_a_label_are_found_in_both(tiny: Any, groups: Path) -> None:
+    """Every third dwell, and every like, of which some rows have both."""
+    whole = make(tiny, groups, "memory").labelled({0: 1})
+    labels = whole.labels
+    dwells, likes = (np.flatnonzero(~np.isnan(labels[:, t])) for t in (1, 2))
+    chosen = np.unique(np.concatenate([dwells[::3], likes]))
+    assert len(chosen) < len(whole) == 300
+    for kind in ("memory", "stream"):
+        found = make(tiny, groups, kind).labelled({1: 3, 2: 1})
+        np.testing.assert_array_equal(found.labels, labels[chosen])
+        np.testing.assert_array_equal(found.features["length"], whole.features["length"][chosen])
+
+
 def test_what_memory_does_not_hold_is_streamed(tiny: Any, groups: Path) -> None:
     encoder = Encoder.read(tiny.examples)
     split = examples.Split(groups, "train", encoder)

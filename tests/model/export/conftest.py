@@ -173,11 +173,31 @@ def write_examples(folder: Path) -> None:
 def randomise(ranker: keras.Model, seed: int) -> None:
     """Weights large enough that gates differ from row to row and scores from item to item."""
     rng = np.random.default_rng(seed)
+    lines = [] if ranker.linear is None else ranker.linear.weights
     for variable in ranker.weights:
-        if "float" in str(variable.dtype):
+        if "float" in str(variable.dtype) and not any(variable is other for other in lines):
             fan = max(variable.shape[0], 1) if len(variable.shape) == 2 else 1.0
             scale = 1.0 if "embedding" in variable.path else 2.0 / np.sqrt(fan)
             variable.assign(rng.normal(0.0, scale, variable.shape))
+    if ranker.linear is not None:
+        draw_lines(ranker.linear, np.random.default_rng(seed))
+
+
+def draw_lines(linear: Any, rng: np.random.Generator) -> None:
+    """Lines of the tasks that may have one, some of whose values are beyond the labels."""
+    T = linear.count
+    kernel, shares = np.zeros(linear.kernel.shape), np.zeros((3, T))
+    kernel[np.ix_(linear.columns, linear.tasks)] = rng.normal(
+        size=(len(linear.columns), len(linear.tasks))
+    )
+    shares[:, linear.tasks] = rng.uniform(0.3, 0.7, (3, len(linear.tasks)))
+    deep = np.where(np.isin(np.arange(T), linear.tasks), shares[0], 1.0)
+    for variable, value in (
+        *((linear.kernel, kernel), (linear.bias, np.zeros(T)), (linear.deep, deep)),
+        *((linear.low, np.full(T, -1.2)), (linear.high, np.full(T, 1.0))),
+        *((linear.line, shares[1]), (linear.start, shares[2])),
+    ):
+        variable.assign(value)
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ import pytest
 
 from multigate.model.checkpoints import checkpoint
 from multigate.model.data.encoding import Encoder
+from multigate.model.data.unknown_ids import dropout_shares, unknown_shares
 from multigate.model.ranker.id_dropout import IdDropout
-from multigate.model.training.unknown_ids import dropout_shares, unknown_shares
 
 
 def numpy(value: Any) -> np.ndarray:

@@ -42,23 +42,10 @@ def make(tiny: Any, **changes: Any) -> Any:
     return tiny.make_config(model=MODEL, train=tiny.config.train.model_dump() | changes)
 
 
-def draw_lines(ranker: Any) -> None:
-    """Give dwell a line, which its labels would not give it."""
-    rng, linear = np.random.default_rng(2), ranker.linear
-    kernel = np.zeros(linear.kernel.shape, np.float32)
-    kernel[linear.columns, 1] = rng.normal(size=len(linear.columns))
-    linear.kernel.assign(kernel)
-    linear.bias.assign([0, 0.4, 0])
-    linear.active = True
-
-
 @pytest.fixture(scope="module")
 def parent(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("parent") / "c"
     train.train(make(tiny), tiny.examples, out, progress=False)
-    ranker = checkpoint.load(out).ranker
-    draw_lines(ranker)
-    weights.save(ranker, out / checkpoint.WEIGHTS)
     return out
 
 
@@ -295,7 +282,6 @@ def test_only_what_reads_the_input_is_rescaled(tiny: Any, tmp_path: Path) -> Non
     for gate in old.mixture.gates:
         for variable in gate.trainable_weights:
             variable.assign(rng.normal(size=variable.shape))
-    draw_lines(old)
     weights.save(old, parent / checkpoint.WEIGHTS)
     statistics = json.loads((after / "statistics.json").read_text())
     # Not the mean: X-MoE and noisy top-k have no bias that could take up its change.
