@@ -79,7 +79,8 @@ def test_ids_alone_score_as_with_their_features(
     items = report["items"]
     assert (items["known"], items["as_of_the_cut_off"]) == (31, [])
     codes = (31 + 2) * (4 + 4 + 4)  # item, price and its presence, of 31 items and 2 other codes
-    halves = (31 + 2) * 4 * (6 * 10 + (3 * 6 if gate == "topk" else 0))
+    # Products of six experts of 10 units, of three tasks' lines, and of three gates.
+    halves = (31 + 2) * 4 * (6 * 10 + 3 + (3 * 6 if gate == "topk" else 0))
     assert items["bytes"] == codes + (halves if mode == "precomputed" else 0)
     assert "features of 31 known items" in (version / "assets.extra" / "README.md").read_text()
     assert "VarHandleOp" not in served_operations(version)
