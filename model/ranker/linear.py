@@ -18,8 +18,9 @@ from multigate.model.gates.parts.base import Tensor
 LEAST_ROWS = 30
 PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)
 """Ridge penalties to choose from, for columns with deviation 1."""
+_NO_PENALTY = (1e-6,)
 LEAST_GAIN = 0.01
-"""Share of the squared error that a line must save."""
+"""Share of the squared error that a line must save, and two standard errors of what it saves."""
 
 
 class Linear(keras.layers.Layer):
@@ -126,27 +127,41 @@ class Linear(keras.layers.Layer):
         deep, (line, start) = np.ones(self.count), np.zeros((2, self.count))
         saved = {}
         for t in self.tasks:
-            known = ~np.isnan(targets[:, t])
+            known = ~np.isnan(targets[:, t]) & (weights > 0)
             both = np.stack([outputs[known, t], lines[known, t]], axis=1)
-            y, w = targets[known, t], weights[known]
-            alone, best = least_squares(both[:, :1], y, w), _shares(both, y, w)
-            if alone is None or best is None:
-                continue
-            gain = 1 - (1 - best.explained) / max(1 - alone.explained, 1e-12)
-            if gain >= LEAST_GAIN:
-                (deep[t], line[t]), start[t] = best.slopes, best.start
-                saved[t] = gain
+            found = _shares(both, targets[known, t], weights[known])
+            if found is not None:
+                (deep[t], line[t]), start[t] = found[0].slopes, found[0].start
+                saved[t] = found[1]
         for variable, value in ((self.deep, deep), (self.line, line), (self.start, start)):
             variable.assign(value)
         return saved
 
 
-def _shares(both: np.ndarray, y: np.ndarray, w: np.ndarray) -> "Line | None":
-    """Least squares with slopes of at least 0 of outputs and line, (N, 2); None without a line."""
-    found = least_squares(both, y, w)
+def _shares(both: np.ndarray, y: np.ndarray, w: np.ndarray) -> "tuple[Line, float] | None":
+    """The shares of outputs and line, at least 0, and what they save of the squared error.
+
+    Args:
+        both: (N, 2) outputs and line.
+        y: (N,) labels.
+        w: (N,) weights above 0.
+
+    Returns:
+        None if the line saves less than `LEAST_GAIN`, or no more than chance would, beside the
+        outputs as they are (a constant is free, as calibration removes it) and at their best.
+    """
+    found = least_squares(both, y, w, penalties=_NO_PENALTY)
     if found is not None and found.slopes[0] < 0:  # the line knows all that the outputs know
-        found = least_squares(both * [0, 1], y, w)
-    return None if found is None or found.slopes[1] <= 0 else found
+        found = least_squares(both * [0, 1], y, w, penalties=_NO_PENALTY)
+    alone = least_squares(both[:, :1], y, w, penalties=_NO_PENALTY)
+    if found is None or found.slopes[1] <= 0 or alone is None:
+        return None
+    left = y - both[:, 0]
+    plain = w / w.sum() * (left - np.average(left, weights=w)) ** 2 * len(y)
+    before = min(plain, alone.errors, key=np.mean)
+    gain = (before - found.errors) / before.mean()
+    least = max(LEAST_GAIN, 2 * gain.std() / np.sqrt(len(gain)))
+    return (found, float(gain.mean())) if gain.mean() >= least else None
 
 
 class Line(NamedTuple):
@@ -156,11 +171,13 @@ class Line(NamedTuple):
         slopes: (F,).
         start: y at x = 0.
         explained: share of y's variance that the line explains in rows left out one by one.
+        errors: (N,) their squared errors times their weights, which are 1 in the mean.
     """
 
     slopes: np.ndarray
     start: float
     explained: float
+    errors: np.ndarray
 
 
 def least_squares(
@@ -168,6 +185,7 @@ def least_squares(
     y: np.ndarray,
     weights: np.ndarray | None = None,
     deviation: np.ndarray | None = None,
+    penalties: Sequence[float] = PENALTIES,
 ) -> Line | None:
     """The ridge regression that errs least on rows left out one by one.
 
@@ -177,6 +195,7 @@ def least_squares(
         weights: (N,) of the rows; None if all are equal.
         deviation: (F,) of the columns in rows like those that the line is for; the penalty counts
             slopes per deviation, of x if that is the larger one.
+        penalties: to choose from, for columns with deviation 1.
 
     Returns:
         None with fewer than `LEAST_ROWS` rows, as many as equal weights would count, or where x or
@@ -201,13 +220,14 @@ def least_squares(
     values, vectors = np.linalg.eigh(rows.T @ rows)
     rows = rows @ vectors
     along = rows.T @ target
-    errors = {}
-    for penalty in PENALTIES:
+    errors: dict[float, np.ndarray] = {}
+    for penalty in penalties:
         shrunk = 1 / (np.maximum(values, 0) + penalty)
         leverage = rows**2 @ shrunk + w  # w: of the mean
         left_out = (target - rows @ (along * shrunk)) / np.maximum(1 - leverage, 1e-6)
-        errors[penalty] = float(np.mean(left_out**2))
-    best = min(errors, key=errors.__getitem__)
+        errors[penalty] = left_out**2
+    best = min(errors, key=lambda penalty: errors[penalty].mean())
     slopes = np.zeros(len(scale))
     slopes[varies] = vectors @ (along / (np.maximum(values, 0) + best)) / scale[varies]
-    return Line(slopes, float(level - mean @ slopes), 1 - errors[best] / float(total))
+    explained = 1 - float(errors[best].mean() / total)
+    return Line(slopes, float(level - mean @ slopes), explained, errors[best])

@@ -176,6 +176,28 @@ def test_outputs_that_know_less_than_the_line_do_not_count() -> None:
     assert shares[1] == pytest.approx(1, abs=0.03)
 
 
+@pytest.mark.parametrize("line", ["noise", "copy"])
+def test_chance_does_not_make_a_line(line: str) -> None:
+    """A line that knows nothing, or nothing that the outputs do not know, with few labels."""
+    accepted = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        y = rng.normal(size=(60, 1))
+        outputs = y + 0.5 * rng.normal(size=y.shape)
+        lines = rng.normal(size=y.shape) + (2 * outputs if line == "copy" else 0)
+        linear = Linear({"price": 1}, ["price"], 1, [0])
+        accepted.append(bool(linear.blend(outputs, lines, y, np.ones(len(y)))))
+    assert sum(accepted) <= 3
+
+
+def test_what_is_exact_needs_no_line() -> None:
+    rng = np.random.default_rng(9)
+    y = rng.normal(size=(40, 1))
+    outputs, lines = (y + error * rng.normal(size=y.shape) for error in (0.005, 0.1))
+    linear = Linear({"price": 1}, ["price"], 1, [0])
+    assert not linear.blend(outputs, lines, y, np.ones(len(y)))
+
+
 def test_a_line_says_nothing_beyond_the_labels_that_it_has_seen() -> None:
     """A discount that one labelled row has, and a third of the rows to score."""
     x, y = rows(noise=0.2, n=300)
@@ -191,15 +213,16 @@ def test_a_line_says_nothing_beyond_the_labels_that_it_has_seen() -> None:
     assert np.abs(found - linear.values(x)[:, 1]).max() < 0.1  # its slope is as good as 0
 
 
-def with_paid(tiny: Any, folder: Path) -> Path:
-    """Examples whose dwell follows an item's length in a quarter of the rows, masked elsewhere."""
-    shutil.copytree(tiny.examples, folder)
+def with_paid(source: Path, folder: Path, of_position: float = 0.0) -> Path:
+    """Examples whose dwell follows an item's length in some rows, and is masked elsewhere."""
+    shutil.copytree(source, folder)
     rng = np.random.default_rng(6)
     for split in ("train", "validation", "test"):
         path = ExamplesFolder(folder).split(split) / "part-0.parquet"
         table = pl.read_parquet(path)
         # Within the labels that the statistics of the fixture describe.
         dwell = 0.3 * table["length"].to_numpy() * np.exp(0.1 * rng.normal(size=len(table)))
+        dwell *= np.exp(-of_position * table["position"].fill_null(3).to_numpy())
         known = rng.random(len(table)) < 0.4
         table = table.with_columns(
             pl.Series("label/dwell", np.where(known, dwell, np.nan), pl.Float32).fill_nan(None)
@@ -210,7 +233,7 @@ def with_paid(tiny: Any, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def paid(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_paid(tiny, tmp_path_factory.mktemp("paid") / "examples")
+    return with_paid(tiny.examples, tmp_path_factory.mktemp("paid") / "examples")
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +257,23 @@ def test_what_follows_a_number_is_learnt_from_few_rows(paid: Path, trained: Any)
         others[linear] = [tasks[name]["value"] for name in ("click", "like")]
     assert errors[True] < 0.5 * errors[False]
     assert others[True] == others[False]  # no other task is touched
+
+
+def test_positions_do_not_hide_a_line(tiny: Any, tmp_path: Path) -> None:
+    """The position tower knows what no served model knows: lines are judged without it."""
+    tiny.write_examples(tmp_path / "log", tiny.config, rows=1500)
+    examples = with_paid(tmp_path / "log", tmp_path / "examples", of_position=0.2)
+    errors = {}
+    for linear in (True, False):
+        config = tiny.make_config(
+            model=tiny.config.model.model_dump() | {"linear": linear},
+            train=tiny.config.train.model_dump() | {"epochs": 4},
+        )
+        out = tmp_path / f"{linear}"
+        result = train.train(config, examples, out, progress=False)
+        assert list(result["lines"]) == (["dwell"] if linear else [])
+        errors[linear] = evaluate(out, examples, split="test")["tasks"]["dwell"]["mse"]
+    assert errors[True] < errors[False]
 
 
 def test_training_does_not_know_of_lines(trained: Any) -> None:
