@@ -135,8 +135,8 @@ class ModelConfig(Frozen):
     linear: bool = True
     """Whether the outputs of regression tasks may be blended with a straight line of the numbers,
     by least squares: what was paid follows the price. A task has one if it saves at least 1 % of
-    the squared error of validation, beyond chance; no other task is touched. Tasks with a loss of
-    their own, such as `quantile`, have none."""
+    the squared error of validation, and the standard error of that; no other task is touched.
+    Tasks with a loss of their own, such as `quantile`, have none."""
     cross: Cross | None = None
     """Products of features before experts and gates (DCN-v2); null: no cross layers."""
     experts: Experts = Experts()

@@ -20,7 +20,7 @@ PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)
 """Ridge penalties to choose from, for columns with deviation 1."""
 _NO_PENALTY = (1e-6,)
 LEAST_GAIN = 0.01
-"""Share of the squared error that a line must save, and two standard errors of what it saves."""
+"""Share of the squared error that a line must save, and the standard error of what it saves."""
 
 
 class Linear(keras.layers.Layer):
@@ -147,8 +147,8 @@ def _shares(both: np.ndarray, y: np.ndarray, w: np.ndarray) -> "tuple[Line, floa
         w: (N,) weights above 0.
 
     Returns:
-        None if the line saves less than `LEAST_GAIN`, or no more than chance would, beside the
-        outputs as they are (a constant is free, as calibration removes it) and at their best.
+        None if the line saves less than `LEAST_GAIN` or a standard error, beside the outputs as
+        they are (a constant is free, as calibration removes it) and at their best.
     """
     found = least_squares(both, y, w, penalties=_NO_PENALTY)
     if found is not None and found.slopes[0] < 0:  # the line knows all that the outputs know
@@ -160,7 +160,7 @@ def _shares(both: np.ndarray, y: np.ndarray, w: np.ndarray) -> "tuple[Line, floa
     plain = w / w.sum() * (left - np.average(left, weights=w)) ** 2 * len(y)
     before = min(plain, alone.errors, key=np.mean)
     gain = (before - found.errors) / before.mean()
-    least = max(LEAST_GAIN, 2 * gain.std() / np.sqrt(len(gain)))
+    least = max(LEAST_GAIN, gain.std() / np.sqrt(len(gain)))
     return (found, float(gain.mean())) if gain.mean() >= least else None
 
 
