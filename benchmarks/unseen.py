@@ -15,7 +15,7 @@ same examples.  Variants change one thing of the draft:
 - `own gates`: each task has a gate of its own;
 - `slow pairs`: weights of pairs learn as fast as all others, where the draft has some;
 - `half the rate`: so do they, and all weights half as fast: the rates of the version before;
-- `no lines`: regression tasks start from their mean, not from a straight line of the numbers.
+- `no lines`: outputs of regression tasks are not blended with a straight line of the numbers.
 
 Each run is one line of WORK/unseen.jsonl: started again, the benchmark goes on where it was
 stopped; another version of `init` needs another folder.

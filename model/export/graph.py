@@ -24,11 +24,12 @@ from multigate.model.export.frozen.encoding import (
     refuse_huge,
 )
 from multigate.model.export.frozen.item_table import ItemTable
+from multigate.model.export.frozen.linear import FrozenLinear
 from multigate.model.export.frozen.matches import fingerprints, matches
 from multigate.model.export.frozen.mixture import FrozenMixture
 from multigate.model.export.frozen.towers import FrozenTowers
 from multigate.model.export.frozen.trained import line_map, wide_tables
-from multigate.model.export.frozen.user_half import Halves, SplitKernel, broadcast_index
+from multigate.model.export.frozen.user_half import Halves, broadcast_index
 from multigate.model.export.frozen.weights import StoredAs
 from multigate.model.export.served_scores import ServedScores
 from multigate.model.ranker.ranker import Ranker
@@ -126,10 +127,8 @@ class ServingGraph:
         self._wide = None
         if wide and ranker.wide is not None:
             self._wide = FrozenWide(wide, layouts, ranker.wide)
-        self._linear, self._lines = None, line_map(ranker)
-        if self._lines is not None:
-            kernel = self._lines.kernel[columns]
-            self._linear = SplitKernel(kernel, user_width, self._lines.bias)
+        lines = line_map(ranker)
+        self._linear = None if lines is None else FrozenLinear(lines, columns, user_width)
         self._cross = None
         if ranker.cross is not None:
             self._cross = FrozenCross(ranker.cross, columns, user_width)
@@ -383,10 +382,8 @@ class ServingGraph:
                 None if of_users is None else halves.of_rows(of_users),
                 self._wide.crosses(users, items, halves.of_rows),
             ]
-        if self._linear is not None and self._lines is not None:
-            with tf.name_scope("linear"):
-                lines = self._linear(halves)
-                parts.append(tf.clip_by_value(lines, self._lines.low, self._lines.high))
+        if self._linear is not None:
+            parts.append(self._linear(halves))
         found = [part for part in parts if part is not None]
         return sum(found[1:], found[0]) if found else None
 

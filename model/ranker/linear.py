@@ -89,8 +89,7 @@ class Linear(keras.layers.Layer):
             known = ~np.isnan(targets[:, t])
             w = None if weights is None else weights[known]
             # A number that hardly varies where the label is known may vary elsewhere: by about 1.
-            ones = np.ones(numbers.shape[1])
-            line = least_squares(numbers[known], targets[known, t], w, ones)
+            line = least_squares(numbers[known], targets[known, t], w, least_deviation=1.0)
             if line is not None:
                 kernel[self.columns, t], bias[t] = line.slopes, line.start
                 low[t], high[t] = targets[known, t].min(), targets[known, t].max()
@@ -184,7 +183,7 @@ def least_squares(
     x: np.ndarray,
     y: np.ndarray,
     weights: np.ndarray | None = None,
-    deviation: np.ndarray | None = None,
+    least_deviation: float = 0.0,
     penalties: Sequence[float] = PENALTIES,
 ) -> Line | None:
     """The ridge regression that errs least on rows left out one by one.
@@ -193,7 +192,7 @@ def least_squares(
         x: (N, F); rows with infinite values do not count.
         y: (N,).
         weights: (N,) of the rows; None if all are equal.
-        deviation: (F,) of the columns in rows like those that the line is for; the penalty counts
+        least_deviation: of a column in rows like those that the line is for; the penalty counts
             slopes per deviation, of x if that is the larger one.
         penalties: to choose from, for columns with deviation 1.
 
@@ -213,7 +212,7 @@ def least_squares(
     varies = scale > 1e-6
     if not varies.any() or total < 1e-12:
         return None
-    scale = scale if deviation is None else np.maximum(scale, deviation)
+    scale = np.maximum(scale, least_deviation)
     root = np.sqrt(w * len(y))
     rows, target = x[:, varies] / scale[varies] * root[:, None], y * root
     # In the eigenvectors' axes every penalty's solution, and every row's leverage, is a division.

@@ -38,7 +38,9 @@ def wide_tables(ranker: Ranker) -> dict[str, np.ndarray]:
     if ranker.wide is None:
         return {}
     tables, shares = ranker.wide.weights_of(ranker.wide.tables), deep_shares(ranker)
-    return {name: table * shares for name, table in tables.items()}
+    for name in tables:
+        tables[name] *= shares
+    return tables
 
 
 class LineMap(NamedTuple):
