@@ -1,7 +1,7 @@
 """Our ranker beside boosted trees and deep models of other libraries, on identical examples.
 
     python benchmarks/bakeoff.py --config deskdrop --examples EXAMPLES --work FOLDER
-        [--contenders ours lightgbm ...] [--seeds 5] [--tune 16] [--peers PYTHON]
+        [--name NAME] [--contenders ours lightgbm ...] [--seeds 5] [--tune 16] [--peers PYTHON]
 
 `benchmarks/bakeoff/contenders.py` says what each contender is; all of them read one table, made of
 the examples by `model.baselines.table`.  `ours` is the configuration as `multigate train` trains
@@ -132,10 +132,17 @@ class Bakeoff:
         work: folder of the table, the scores and the finished rows.
         peers: python of the peers' environment; None leaves them out.
         threads: of each training.
+        name: of the data in settings, trials and tables; None takes the configuration's.
     """
 
     def __init__(
-        self, config: str, examples: Path, work: Path, peers: str | None, threads: int
+        self,
+        config: str,
+        examples: Path,
+        work: Path,
+        peers: str | None,
+        threads: int,
+        name: str | None = None,
     ) -> None:
         from multigate.configs import load
         from multigate.configs.contract import FrozenContract
@@ -143,7 +150,7 @@ class Bakeoff:
 
         self.config, self.examples, self.work = config, examples, work
         self.peers, self.threads = peers, threads
-        self.name = load(config).name
+        self.name = name or load(config).name
         self.contract = FrozenContract.read(ExamplesFolder(examples).contract).contract
         work.mkdir(parents=True, exist_ok=True)
         self.table, self.rows = work / "table.npz", work / "rows.jsonl"
@@ -468,6 +475,9 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--config", required=True, help="preset or YAML file of our model")
     arguments.add_argument("--examples", type=Path, required=True, help="folder of examples")
+    arguments.add_argument(
+        "--name", help="of the data in settings and tables (default: the configuration's name)"
+    )
     arguments.add_argument("--work", type=Path, required=True, help="folder for what is finished")
     arguments.add_argument(
         "--contenders", nargs="+", choices=[OURS, *SPACES], default=[OURS, *SPACES], help="who runs"
@@ -481,7 +491,9 @@ def main() -> None:
     arguments.add_argument("--train_ours", type=Path, help=argparse.SUPPRESS)
     arguments.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     given = arguments.parse_args()
-    bakeoff = Bakeoff(given.config, given.examples, given.work, given.peers, given.threads)
+    bakeoff = Bakeoff(
+        given.config, given.examples, given.work, given.peers, given.threads, given.name
+    )
     if given.train_ours is not None:
         print(json.dumps(bakeoff.train_ours(given.train_ours, given.seed)))
         return
