@@ -26,7 +26,7 @@ _VALUE = "value/"
 _ROOM = 8192  # pairs of values, in a sample; the whole log may have more
 _MOST = 4
 _RATE = 4.0
-_BEYOND_CHANCE = 3.0  # t value, in the mean of the tasks; of many pairs, chance takes one beyond 2
+_BEYOND_CHANCE = 3.0  # t value in the mean, 6 in one task; of many pairs, chance takes one beyond 2
 
 
 def add_pairs(made: Draft, labelled: Labelled | None) -> None:
@@ -65,8 +65,8 @@ def pairs(config: Config, rows: pl.DataFrame) -> dict[tuple[str, str], float]:
     Returns:
         By pair of features, one of the user or the context and one of the item, the most telling
         first, the t value of what their values did together beyond each: the mean over the binary
-        tasks, beside the pairs before it.  The ids of users and items themselves are in none: their
-        rates are features.
+        tasks, or half the largest, beside the pairs before it.  The ids of users and items
+        themselves are in none: their rates are features.
     """
     contract = config.contract
     rows = rows.sort(TIME)

@@ -34,7 +34,7 @@ from multigate.pipeline.read.derive import first
 
 _FEWEST_VALUES = 3
 _MOST_CATEGORIES = 3  # each adds two features for every task
-_BEYOND_CHANCE = 2.0  # standard errors, in the mean of the tasks
+_BEYOND_CHANCE = 2.0  # standard errors, in the mean of the tasks, or twice that in one
 _SEED = 0
 
 
@@ -134,9 +134,9 @@ def tastes(config: Config, rows: pl.DataFrame) -> dict[str, float]:
 
     Returns:
         By feature, the most telling first, the t value of the coefficient of the user's liking for
-        it, the mean over the binary tasks with labels of both classes, beside the likings of those
-        before it.  Of a task of which every impression is a positive, that of whether users come
-        back to categories.
+        it, beside the likings of those before it: the mean over the binary tasks with labels of
+        both classes, or half the largest.  Of a task of which every impression is a positive, that
+        of whether users come back to categories.
     """
     contract = config.contract
     items = rows[contract.item].n_unique()

@@ -119,7 +119,7 @@ def choose(
 ) -> dict[Name, float]:
     """Choose the features that tell the labels, the most telling first: forward selection.
 
-    Each has the highest t value, the mean over the tasks, beside the columns of those that were
+    Each has the highest t value (`_t_value` of all tasks), beside the columns of those that were
     chosen before it; of two that say the same, one is chosen.  One that falls below `least` is not
     tried again.
 
@@ -135,7 +135,7 @@ def choose(
     left: dict[Name, list[Evidence]] = {}
     t_values: dict[Name, float] = {}
     for name, evidence in candidates:
-        t_value = _mean_t_value(evidence, [])
+        t_value = _t_value(evidence, [])
         if t_value < least:
             continue
         left[name], t_values[name] = evidence, t_value
@@ -148,15 +148,20 @@ def choose(
         chosen[best] = t_values[best]
         beside.append(left.pop(best))
         left = {name: evidence for name, evidence in left.items() if fits([*chosen, name])}
-        t_values = {name: _mean_t_value(evidence, beside) for name, evidence in left.items()}
+        t_values = {name: _t_value(evidence, beside) for name, evidence in left.items()}
         left = {name: left[name] for name in left if t_values[name] >= least}
     return chosen
 
 
-def _mean_t_value(evidence: list[Evidence], beside: list[list[Evidence]]) -> float:
-    """What a feature adds to others in each task, in the mean; 0 without tasks."""
+def _t_value(evidence: list[Evidence], beside: list[list[Evidence]]) -> float:
+    """What a feature adds to others: the mean of the tasks' t values, or half the largest.
+
+    Half the largest, for rare tasks that say nothing should not hide what a common one says: twice
+    the t value that all need in the mean is beyond the chance of any number of tasks.  0 without
+    tasks.
+    """
     found = []
     for task, own in enumerate(evidence):
         known = [column for other in beside for column in other[task].columns]
         found.append(last_t_value([*known, *own.columns], own.labels))
-    return float(np.mean(found)) if found else 0.0
+    return max(float(np.mean(found)), max(found) / 2) if found else 0.0

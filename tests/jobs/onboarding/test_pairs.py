@@ -78,6 +78,18 @@ def test_effects_that_add_up_in_logits_are_no_pair(seed, tmp_path):
     assert made.values["model"]["wide"] == {"embeddings": 10.0}
 
 
+def test_rare_labels_that_say_nothing_take_no_pair_away(tmp_path):
+    """Of eight tasks seven are noise: their mean hides what the eighth says beyond all chance."""
+    draw, log = random.Random(4), clicks(together=0.5)
+    rare = {
+        name: pl.Series([int(draw.random() < 0.02) for _ in range(len(log))])
+        for name in ("like", "share", "follow", "save", "comment", "report", "hide")
+    }
+    made = drafted(log.with_columns(**rare), tmp_path / "log")
+    assert len([one for one in made.values["contract"]["tasks"] if one in rare]) == len(rare)
+    assert made.values["model"]["wide"]["pairs"] == [["country", "topic"]]
+
+
 def test_which_way_a_pair_goes_does_not_matter(tmp_path):
     """What users of a country avoid counts as what they like."""
     log = clicks().with_columns(click=1 - pl.col("click"))
