@@ -369,8 +369,7 @@ class ServingGraph:
                 assert self._items is not None
                 others = sorted(candidates - prints.keys())
                 prints |= self._items.fingerprints(rows, others)
-            found = matches(self.contract, prints, self._lists, user_index)
-            return {name: column[:, None] for name, column in found.items()}
+            return matches(self.contract, prints, self._lists, user_index)
 
     def _shifts(self, users: Columns, items: Columns, halves: Halves) -> Tensor | None:
         """What wide and linear term add to the towers' outputs, (N, T); None without both."""

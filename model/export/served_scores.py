@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multigate.configs.contract import Contract
 from multigate.configs.statistics import Statistics
-from multigate.model.export.calibration import Calibration
+from multigate.model.export.calibration import Calibration, Curve
 from multigate.model.ranker import funnel, scores
 from multigate.model.ranker.heads.head import Head
 from multigate.model.ranker.heads.location import Location
@@ -88,30 +88,35 @@ class ServedScores:
 
 
 class _Curves:
-    """The curves of `model.export.calibration` of all tasks, (T, N) to (T, N)."""
+    """The curves of `model.export.calibration` of all tasks, (T, N) to (T, N).
+
+    A task with K knots has K + 1 pieces, one below each knot and one above the last; a piece is the
+    line y + slope (z - x) through a knot.  Each value looks up its piece.
+    """
 
     def __init__(self, calibration: Calibration, tasks: Sequence[str]) -> None:
-        knots = max(len(curve.x) for curve in calibration.values())
-        T = len(tasks)
-        x, y = np.zeros((T, knots), np.float32), np.zeros((T, knots), np.float32)
-        self._slope = np.ones((T, 1), np.float32)
-        self._last = np.zeros((T, 1), np.float32)
-        for t, task in enumerate(tasks):
-            if task in calibration:  # a task without a curve keeps its logit: 0 to 0, slope 1
-                curve = calibration[task]
-                x[t], y[t] = curve.x[-1], curve.y[-1]
-                x[t, : len(curve.x)], y[t, : len(curve.y)] = curve.x, curve.y
-                self._slope[t] = curve.slope
-                self._last[t] = curve.x[-1]
-        self._x, self._y = x, y
-        self._widths = np.diff(x)
-        self._widths[self._widths == 0] = 1  # of knots that only fill the row; they rise by 0
+        same = Curve(np.zeros(1, np.float32), np.zeros(1, np.float32), 1.0)
+        curves = [calibration.get(task, same) for task in tasks]
+        most = max(len(curve.x) for curve in curves)
+        self._knots = np.full((len(tasks), most), np.inf, np.float32)
+        self._pieces = np.zeros((len(tasks), most + 1, 3), np.float32)
+        for t, curve in enumerate(curves):
+            K = len(curve.x)
+            slopes = np.diff(curve.y.astype(np.float64)) / np.diff(curve.x.astype(np.float64))
+            through = np.maximum(np.arange(K + 1) - 1, 0)
+            self._knots[t, :K] = curve.x
+            self._pieces[t, : K + 1, 0] = curve.x[through]
+            self._pieces[t, : K + 1, 1] = curve.y[through]
+            self._pieces[t, : K + 1, 2] = [curve.slope, *slopes, curve.slope]
+            self._pieces[t, K + 1 :] = self._pieces[t, K]  # what only infinity reaches
 
     def __call__(self, z: Tensor) -> Tensor:
-        if self._x.shape[1] == 1:
-            return self._y + self._slope * (z - self._x)
-        outside = tf.minimum(z - self._x[:, :1], 0.0) + tf.maximum(z - self._last, 0.0)
-        result = self._y[:, :1] + self._slope * outside
-        passed = (z[:, :, None] - self._x[:, None, :-1]) / self._widths[:, None, :]
-        rises = np.diff(self._y)[:, None, :]
-        return result + tf.reduce_sum(tf.clip_by_value(passed, 0.0, 1.0) * rises, axis=2)
+        T, count, _ = self._pieces.shape
+        if count == 2:  # one knot: both pieces are one line
+            x, y, slope = (self._pieces[:, :1, part] for part in range(3))
+        else:
+            passed = tf.raw_ops.UpperBound(sorted_inputs=self._knots, values=z)
+            first = count * np.arange(T, dtype=np.int32)[:, None]
+            found = tf.gather(self._pieces.reshape(-1, 3), first + passed)  # (T, N, 3)
+            x, y, slope = tf.unstack(found, axis=2)
+        return y + slope * (z - x)
