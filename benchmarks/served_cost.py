@@ -4,7 +4,9 @@
 
 Signature `rank`, one user, on the features and the model of the Deskdrop preset with random
 weights, called through a Session callable as the server does.  All variants are timed in turn
-within one run.  Prints a table and, last, one JSON line with the ratios to the plain model.
+within one run.  `all` has the rates of past labels that every variant but `without rates` reads,
+length, match and the wide term.  Prints a table and, last, one JSON line with the ratios to the
+plain model.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from multigate.model.export.graph import RANK
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": PLAIN,
+    "without rates": PLAIN,
     "length": PLAIN | {"lists": {"length": True, "match": False}},
     "match": PLAIN | {"lists": {"length": False, "match": True}},
     "wide": PLAIN | {"wide": {}},
@@ -50,7 +53,9 @@ def main() -> None:
         for name, changes in VARIANTS.items():
             experts, units = model.experts.count, list(model.experts.units)
             _, encoder, servable = make_case(
-                "deskdrop", experts, units, tasks, gate, changes, POOLINGS.get(name)
+                *("deskdrop", experts, units, tasks, gate, changes),
+                pooling=POOLINGS.get(name),
+                rates=name != "without rates",
             )
             servable.save(Path(scratch) / name)
             contract = encoder.contract
