@@ -91,6 +91,7 @@ def make_case(
         ]
         if of_labels and not rates:
             del values["contract"]["features"][name]
+            continue
         for kind in of_labels:
             del feature[kind]  # the model sees a number; the labels' tasks are not here
         if pooling is not None and feature["kind"] == "id_list":

@@ -4,7 +4,7 @@
 
 Signature `rank`, one user, on the features and the model of the Deskdrop preset with random
 weights, called through a Session callable as the server does.  All variants are timed in turn
-within one run.  `all` has the rates of past labels that every variant but `without rates` reads,
+within one run.  Every variant but `without rates` reads the rates of past labels; `all` adds
 length, match and the wide term.  Prints a table and, last, one JSON line with the ratios to the
 plain model.
 """
@@ -53,7 +53,12 @@ def main() -> None:
         for name, changes in VARIANTS.items():
             experts, units = model.experts.count, list(model.experts.units)
             _, encoder, servable = make_case(
-                *("deskdrop", experts, units, tasks, gate, changes),
+                "deskdrop",
+                experts,
+                units,
+                tasks,
+                gate,
+                changes,
                 pooling=POOLINGS.get(name),
                 rates=name != "without rates",
             )

@@ -26,7 +26,7 @@ _VALUE = "value/"
 _ROOM = 8192  # pairs of values, in a sample; the whole log may have more
 _MOST = 4
 _RATE = 4.0
-_BEYOND_CHANCE = 3.0  # t value in the mean, 6 in one task; of many pairs, chance takes one beyond 2
+_BEYOND_CHANCE = 3.0  # t value in the mean, 6 in one task; chance takes a pair beyond 2
 
 
 def add_pairs(made: Draft, labelled: Labelled | None) -> None:

@@ -156,9 +156,8 @@ def choose(
 def _t_value(evidence: list[Evidence], beside: list[list[Evidence]]) -> float:
     """What a feature adds to others: the mean of the tasks' t values, or half the largest.
 
-    Half the largest, for rare tasks that say nothing should not hide what a common one says: twice
-    the t value that all need in the mean is beyond the chance of any number of tasks.  0 without
-    tasks.
+    Half the largest, so that rare tasks that say nothing do not hide what a common one says: twice
+    the t value that all need in the mean is rarely chance, even with ten tasks.  0 without tasks.
     """
     found = []
     for task, own in enumerate(evidence):

@@ -102,7 +102,9 @@ class _Curves:
         self._pieces = np.zeros((len(tasks), most + 1, 3), np.float32)
         for t, curve in enumerate(curves):
             K = len(curve.x)
-            slopes = np.diff(curve.y.astype(np.float64)) / np.diff(curve.x.astype(np.float64))
+            widths = np.diff(curve.x.astype(np.float64))
+            widths[widths == 0] = 1  # of two equal knots: no value is between them
+            slopes = np.diff(curve.y.astype(np.float64)) / widths
             through = np.maximum(np.arange(K + 1) - 1, 0)
             self._knots[t, :K] = curve.x
             self._pieces[t, : K + 1, 0] = curve.x[through]
