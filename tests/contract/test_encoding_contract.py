@@ -216,7 +216,8 @@ def test_graph_and_numpy_agree(encoder: Encoder, rows: int) -> None:
         prints = fingerprints(
             contract, raw, [n for n in names if "id" in contract.features[n].kind]
         )
-        return graph(raw, names) | matches(contract, prints, lists, None)
+        found = matches(contract, prints, lists, None)  # (N, 1) each
+        return graph(raw, names) | {name: column[:, 0] for name, column in found.items()}
 
     raw = raw_values(encoder, table, rng)
     specs = raw_inputs(contract, names)
