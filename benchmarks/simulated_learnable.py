@@ -61,7 +61,7 @@ def rows_of(log: pl.DataFrame) -> dict[str, np.ndarray]:
         "hour": log["hour"].to_numpy() / 24 * 2 * np.pi,
         "tags": tags,
         "recent": recent(log, number["user_id"], number["topic"]),
-        "looked": 1 / (1 + 0.12 * log["position"].to_numpy()),
+        "looked": feed._LOOKED[log["position"].to_numpy()],
         "length": np.log(log["length"].to_numpy() / 600),
         "rating": log["rating"].fill_null(0).cast(pl.Float64).to_numpy(),
         "rated": log["rating"].is_not_null().cast(pl.Float64).to_numpy(),
@@ -108,19 +108,22 @@ def expected(p: Parameters, rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
     fit += p["of_age"][topic] * rows["age"] + p["of_user"][user, topic]
     peak = p["peak"] / jnp.sqrt((p["peak"] ** 2).sum(axis=1, keepdims=True) + 1e-9)
     daytime = jnp.cos(rows["hour"]) * peak[topic, 0] + jnp.sin(rows["hour"]) * peak[topic, 1]
-    content = fit + p["quality"][item] - 0.9 * p["bait"][item]
-    interest = -1.2 + 1.1 * fit + 1.1 * p["bait"][item] + rows["tags"] @ p["tag"]
-    interest += p["eager"][user] + 0.4 * daytime + 0.7 * rows["recent"]
-    return {
-        "click": jax.nn.sigmoid(interest),
-        "like": jax.nn.sigmoid(-1.2 + 1.1 * content + p["generous"][user]),
-        "share": jax.nn.sigmoid(-1.8 + p["sharing"][item] + 0.5 * content),
-        "follow": jax.nn.sigmoid(-2.2 + p["author"][item] + 0.8 * content),
-        "dislike": jax.nn.sigmoid(-1.9 - content),
-        "dislike_unclicked": jax.nn.sigmoid(-4.0 - 0.8 * fit),
-        "dwell_at": 3.0 + 0.5 * content + 0.4 * rows["length"],
-        "rating_at": 3.2 + 0.7 * content + 0.4 * p["generous"][user],
-    }
+    at = feed.equations(
+        fit=fit,
+        quality=p["quality"][item],
+        bait=p["bait"][item],
+        appeal=rows["tags"] @ p["tag"],
+        eager=p["eager"][user],
+        generous=p["generous"][user],
+        sharing=p["sharing"][item],
+        author=p["author"][item],
+        daytime=daytime,
+        recent=rows["recent"],
+        length=rows["length"],
+    )
+    dwell_at, rating_at = at.pop("dwell"), at.pop("rating")
+    chances = {name: jax.nn.sigmoid(logit) for name, logit in at.items()}
+    return chances | {"dwell_at": dwell_at, "rating_at": rating_at}
 
 
 def loss(p: Parameters, rows: dict[str, jax.Array], deviations: dict[str, float]) -> jax.Array:

@@ -17,6 +17,7 @@ ratings, so that one shared ranking cannot be best for engagement and satisfacti
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -198,16 +199,24 @@ def _exposures(
     fit = w.taste[u, t]
     recent = np.tanh(0.5 * moment[np.repeat(np.arange(len(user)), SLOTS), t])
     daytime = np.cos((hour - w.peak[t]) / 24 * 2 * np.pi)
-    content = fit + w.quality[i] - 0.9 * w.bait[i]  # how satisfied the user will be
-    interest = -1.2 + 1.1 * fit + 1.1 * w.bait[i] + w.appeal[i] + w.eager[u]
-    p_click = _sigmoid(interest + 0.4 * daytime + 0.7 * recent)
-    p_like = _sigmoid(-1.2 + 1.1 * content + w.generous[u])
-    p_share = _sigmoid(-1.8 + w.sharing[i] + 0.5 * content)
-    p_follow = _sigmoid(-2.2 + w.author[i] + 0.8 * content)
-    p_dislike = _sigmoid(-1.9 - 1.0 * content)
-    p_dislike_unclicked = _sigmoid(-4.0 - 0.8 * fit)
-    dwell_at = 3.0 + 0.5 * content + 0.4 * np.log(w.length[i] / 600)
-    rating_at = 3.2 + 0.7 * content + 0.4 * w.generous[u]
+    at = equations(
+        fit=fit,
+        quality=w.quality[i],
+        bait=w.bait[i],
+        appeal=w.appeal[i],
+        eager=w.eager[u],
+        generous=w.generous[u],
+        sharing=w.sharing[i],
+        author=w.author[i],
+        daytime=daytime,
+        recent=recent,
+        length=np.log(w.length[i] / 600),
+    )
+    dwell_at, rating_at = at.pop("dwell"), at.pop("rating")
+    p = {name: _sigmoid(logit) for name, logit in at.items()}
+    p_click, p_like, p_share, p_follow, p_dislike, p_dislike_unclicked = (
+        p[name] for name in ("click", "like", "share", "follow", "dislike", "dislike_unclicked")
+    )
 
     def happens(p: Floats) -> NDArray[np.bool_]:
         return random.random(len(p)) < p
@@ -258,6 +267,56 @@ def _exposures(
         }
     )
     return log, truth
+
+
+def equations(
+    *,
+    fit: Any,
+    quality: Any,
+    bait: Any,
+    appeal: Any,
+    eager: Any,
+    generous: Any,
+    sharing: Any,
+    author: Any,
+    daytime: Any,
+    recent: Any,
+    length: Any,
+) -> dict[str, Any]:
+    """The simulator's equations: where each label of a row lies, given all that decides it.
+
+    Arrays may be of any library; `benchmarks/simulated_learnable.py` fits what users do not show.
+
+    Args:
+        fit: the user's taste in the item's topic.
+        quality: of the item.
+        bait: how much clickbait the item is.
+        appeal: of the item's tags.
+        eager: of the user, to click.
+        generous: of the user, with likes and stars.
+        sharing: of the item, to be shared.
+        author: of the item, to be followed.
+        daytime: 1 at the topic's best hour, -1 at its worst.
+        recent: the user's interest of the moment in the topic.
+        length: logarithm of the item's words over 600.
+
+    Returns:
+        Logits given that the user looks (`click`) or clicks (`like`, `share`, `follow`, `dislike`)
+        or does not click (`dislike_unclicked`); the means of log seconds (`dwell`) and of stars
+        before they are rounded (`rating`).
+    """
+    content = fit + quality - 0.9 * bait  # how satisfied the user will be
+    interest = -1.2 + 1.1 * fit + 1.1 * bait + appeal + eager
+    return {
+        "click": interest + 0.4 * daytime + 0.7 * recent,
+        "like": -1.2 + 1.1 * content + generous,
+        "share": -1.8 + sharing + 0.5 * content,
+        "follow": -2.2 + author + 0.8 * content,
+        "dislike": -1.9 - 1.0 * content,
+        "dislike_unclicked": -4.0 - 0.8 * fit,
+        "dwell": 3.0 + 0.5 * content + 0.4 * length,
+        "rating": 3.2 + 0.7 * content + 0.4 * generous,
+    }
 
 
 def _names(prefix: str, numbers: Ints, digits: int = 4) -> pl.Series:
