@@ -83,12 +83,8 @@ def run(options: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
     examples = options.work / config.name
     if variant in (WITHOUT_RATES, BEFORE):
         values = config.model_dump(mode="json")
-        kinds = ("label_rate", "label_mean", "label_count")
-        values["contract"]["features"] = {
-            name: feature
-            for name, feature in values["contract"]["features"].items()
-            if not any(feature.get(kind) for kind in kinds)
-        }
+        for name in config.contract.label_counters():
+            del values["contract"]["features"][name]
         config, examples = parse(Config, values, variant), options.work / f"{config.name}-rateless"
     settings = VARIANTS[variant] | {"train.seed": seed}
     if variant == ONE_WIDE:

@@ -81,19 +81,18 @@ def make_case(
 
     `pooling` replaces that of lists; `rates` says whether it reads rates of past labels.
     """
-    values = load(shape).model_dump(mode="json")
+    preset = load(shape)
+    of_labels = preset.contract.label_counters()
+    values = preset.model_dump(mode="json")
     task = next(t for t in values["contract"]["tasks"].values() if t["type"] == "binary")
     values["contract"]["tasks"] = {f"task_{number}": task for number in range(tasks)}
     values["evaluation"] = {}  # its rules name the preset's tasks
     for name, feature in list(values["contract"]["features"].items()):
-        of_labels = [
-            kind for kind in ("label_count", "label_rate", "label_mean") if feature.get(kind)
-        ]
-        if of_labels and not rates:
+        if name in of_labels and not rates:
             del values["contract"]["features"][name]
             continue
-        for kind in of_labels:
-            del feature[kind]  # the model sees a number; the labels' tasks are not here
+        for kind in ("label_count", "label_rate", "label_mean"):
+            feature.pop(kind, None)  # the model sees a number; the labels' tasks are not here
         if pooling is not None and feature["kind"] == "id_list":
             feature["pooling"] = pooling
     values["model"] = {
