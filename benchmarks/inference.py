@@ -35,11 +35,14 @@ candidates).
 import argparse
 import itertools
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # as the server does
 
 import numpy as np
 import pyarrow as pa

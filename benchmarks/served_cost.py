@@ -4,9 +4,9 @@
 
 Signature `rank`, one user, on the features and the model of the Deskdrop preset with random
 weights, called through a Session callable as the server does.  All variants are timed in turn
-within one run.  Every variant but `without rates` reads the rates of past labels; `all` adds
-length, match and the wide term.  Prints a table and, last, one JSON line with the ratios to the
-plain model.
+within one run.  `none` has none of them; every other variant reads the rates of past labels, and
+all but `rates` have one part more: `all` has length, match and the wide term, and each part after
+it stands beside these three.  Prints a table and, last, one JSON line with the ratios to `none`.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from multigate.model.data.raw import raw_values, take
 from multigate.model.export.graph import RANK
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": PLAIN,
-    "without rates": PLAIN,
+    "none": PLAIN,
+    "rates": PLAIN,
     "length": PLAIN | {"lists": {"length": True, "match": False}},
     "match": PLAIN | {"lists": {"length": False, "match": True}},
     "wide": PLAIN | {"wide": {}},
@@ -60,7 +60,7 @@ def main() -> None:
                 gate,
                 changes,
                 pooling=POOLINGS.get(name),
-                rates=name != "without rates",
+                rates=name != "none",
             )
             servable.save(Path(scratch) / name)
             contract = encoder.contract
@@ -76,7 +76,7 @@ def main() -> None:
         times, _ = measure(calls, options.seconds)
         for session in sessions:
             session.close()
-    ratios = {name: round(value / times["plain"], 3) for name, value in times.items()}
+    ratios = {name: round(value / times["none"], 3) for name, value in times.items()}
     print("| variant | microseconds | ratio |\n| --- | --- | --- |")
     for name, value in times.items():
         print(f"| {name} | {value:.0f} | {ratios[name]} |")

@@ -12,7 +12,7 @@ from multigate.configs.sections.features import (
     LabelRate,
     NumberFeature,
 )
-from multigate.configs.sections.labels import ImpressionLabel, Task
+from multigate.configs.sections.labels import EventLabel, ImpressionLabel, Task
 
 
 class Rates(Frozen):
@@ -21,7 +21,9 @@ class Rates(Frozen):
     The features are named after the key and the task: `user_like_rate`, `item_dwell_mean`,
     `item_like_count`. A task of rule `impression` has only the count, because its label is 1 for
     every logged impression. A regression task has only the count
-    by `[user, topic]`.
+    by `[user, topic]`. Tasks whose labels are known for the same impressions, from the same instant
+    on, have equal counts: one is made, named after the first of them. So likes and comments within
+    7 days share `item_like_count`.
     """
 
     of: Annotated[tuple[Literal["user", "item"] | Cross, ...], Field(min_length=1)]
@@ -45,17 +47,21 @@ class Rates(Frozen):
             PydanticCustomError: `tasks` names no task of the contract.
         """
         names = tuple(tasks) if self.tasks == "all" else self.tasks
+        for name in names:
+            if name not in tasks:
+                raise contradiction(
+                    f"rates.tasks: expected all, or some of {', '.join(tasks)}; received {name!r}"
+                )
+        first: dict[tuple[str, ...], str] = {}
+        for name in names:
+            first.setdefault(_known(name, tasks[name]), name)
         found = {}
         for key in self.of:
             for name in names:
-                if name not in tasks:
-                    raise contradiction(
-                        f"rates.tasks: expected all, or some of {', '.join(tasks)}; received "
-                        f"{name!r}"
-                    )
                 prefix = key if isinstance(key, str) else "_".join(key)
                 for kind, feature in self._of_task(key, name, tasks[name]).items():
-                    found[f"{prefix}_{name}_{kind}"] = feature
+                    if kind != "count" or name in first.values():
+                        found[f"{prefix}_{name}_{kind}"] = feature
         return found
 
     def _of_task(
@@ -80,6 +86,16 @@ class Rates(Frozen):
             return found
         mean = LabelMean.model_validate(smoothed)
         return {"mean": NumberFeature(kind="number", side=side, label_mean=mean)} | found
+
+
+def _known(name: str, task: Task) -> tuple[str, ...]:
+    """Equal for tasks whose labels are known for the same impressions, from the same instant on."""
+    if task.when is not None or task.without is not None:
+        return (name,)
+    rule = task.label
+    if isinstance(rule, EventLabel) and rule.aggregate in ("presence", "count"):
+        return ("events", str(rule.within))  # 0 where no event came, and so never unknown
+    return ("value", rule.model_dump_json())
 
 
 def always_one(task: Task) -> bool:

@@ -144,7 +144,9 @@ def test_rates_become_explicit_features():
     }
     assert made["user_dwell_mean"].label_mean.task == "dwell"
     everything = with_rates(of=["user"])
-    assert len(everything.features) == len(plain.features) + 2 * len(plain.tasks) - 1
+    counts = [name for name in everything.features if name.endswith("_count")]
+    assert counts == ["user_view_count", "user_dwell_count", "user_like_count"]
+    assert len(everything.features) == len(plain.features) + len(plain.tasks) - 1 + len(counts)
 
 
 def test_expanded_rates_travel_as_data():

@@ -348,3 +348,70 @@ def test_a_wrong_prior_is_named(event_config, tmp_path):
     path.write_text(json.dumps(found))
     with pytest.raises(DataError, match=r"priors: feature 'item_like_rate': expected 0\.\d+, the"):
         audit(config, tmp_path / "log", tmp_path / "log/out")
+
+
+def each_count(tasks):
+    """A count of every task, asked for one by one."""
+    return {
+        f"contract.features.each_{key}_{task}": {
+            "kind": "number",
+            "side": key,
+            "label_count": {"of": key, "task": task},
+        }
+        for key in ("user", "item")
+        for task in tasks
+    }
+
+
+def test_equal_counts_of_events_are_one(event_config, read_examples, tmp_path):
+    def liked(**rule):
+        label = {"rule": "event", "events": ["LIKE"], "within": "60s"} | rule
+        return {"group": "satisfaction", "type": "binary", "label": label}
+
+    tasks = TASKS | {
+        "rates": liked(events=["RATE"]),
+        "twice": liked(aggregate="count") | {"at_least": 2},
+        "soon": liked(within="30s"),
+        "after": liked() | {"when": "soon"},
+        "best": TASKS["rated"] | {"transform": "identity", "clip": [0, 3]},
+    }
+    changes = {"contract.tasks": tasks} | each_count(tasks)
+    config = make(event_config, tmp_path / "log", random_lines(0), **changes)
+    rows = read_examples(tmp_path / "log/out")
+    stands_for = {task: task for task in tasks} | dict.fromkeys(["rates", "twice"], "like")
+    stands_for["best"] = "rated"
+    for key in ("user", "item"):
+        counts = {task: rows[f"each_{key}_{task}"].to_list() for task in tasks}
+        for task, first in stands_for.items():
+            name = f"{key}_{task}_count"
+            assert (name in config.contract.features) == (task == first)
+            assert counts[task] == rows[f"{key}_{first}_count"].to_list()
+        kept = [tuple(counts[task]) for task in set(stands_for.values())]
+        assert len(set(kept)) == len(kept)  # no two that are kept are equal
+
+
+def test_equal_counts_of_columns_are_one(impression_config, read_examples, tmp_path):
+    def of_column(column, **more):
+        label = {"rule": "column", "column": column}
+        return {"group": "satisfaction", "type": "binary", "label": label} | more
+
+    tasks = {
+        "stars": {**of_column("stars"), "type": "regression"},
+        "high": of_column("stars", at_least=4),
+        "click": of_column("click"),
+    }
+    rng = random.Random(0)
+    lines = ["time,user_id,item_id,request,price,tags,place,click,stars,buy"]
+    for row in range(60):
+        stars, click = rng.choice(["", "1", "5"]), rng.choice(["", "0", "1"])
+        lines.append(f"{T + row},{row % 5},{row % 7},r{row},1,,0,{click},{stars},")
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    changes = {"contract.tasks": tasks, "contract.rates": {"of": ["user", "item"]}}
+    config = impression_config(**changes, **each_count(tasks))
+    run(config, tmp_path, tmp_path / "out")
+    rows = read_examples(tmp_path / "out")
+    for key in ("user", "item"):
+        assert f"{key}_high_count" not in config.contract.features
+        stars = rows[f"{key}_stars_count"].to_list()
+        assert stars == rows[f"each_{key}_high"].to_list()
+        assert stars != rows[f"{key}_click_count"].to_list()
