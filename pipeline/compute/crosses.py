@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from multigate.configs import Config
+from multigate.configs import Config, DataError
 from multigate.configs.contract import LabelCount, LabelCounter
 from multigate.configs.files import LABEL
 from multigate.configs.sections.features import CROSS_COUNTS, CROSS_KEYS, CROSS_ONES
@@ -53,6 +53,9 @@ class CrossRates:
 
         Returns:
             (B,) float64 by feature; of a candidate without a category, as of one without labels.
+
+        Raises:
+            DataError: a label is too large to be added up.
         """
         found, windows, recents = Columns(), {}, {}
         for name, rule in self._config.contract.crosses().items():
@@ -65,7 +68,10 @@ class CrossRates:
                 shifted = asked.with_columns(pl.col("time") - wait)
                 recents[category, kept] = self._recent(category, shifted, rule.most)
             recent = recents[category, kept]
-            total = past.totals(LABEL + rule.task, windows[category, span])
+            try:
+                total = past.totals(LABEL + rule.task, windows[category, span])
+            except ValueError as error:
+                raise DataError(f"contract.features.{name}: {error}") from None
             total = Totals(np.where(recent, total.sums, 0.0), np.where(recent, total.counts, 0.0))
             if isinstance(rule, LabelCount):
                 found[name] = pl.Series(total.counts)

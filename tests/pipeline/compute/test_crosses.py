@@ -261,3 +261,21 @@ def test_the_short_key_names_crosses(event_config):
     assert {rule.last for rule in made.values()} == {7}
     again = json.loads(config.model_dump_json())
     assert again["contract"]["features"]["user_topic_like_rate"]["side"] == "item"
+
+
+def test_a_label_that_is_too_large_is_refused_by_the_features_name(event_config, tmp_path):
+    label = {"rule": "event", "events": ["RATE"], "within": "30s", "aggregate": "max"}
+    changes = {
+        "contract.tasks.rated": {"group": "satisfaction", "type": "regression", "label": label},
+        "contract.features.count": {
+            "kind": "number",
+            "side": "item",
+            "label_count": {"of": ["user", "topic"], "task": "rated"},
+        },
+    }
+    lines = [line(10 * n, "VIEW", f"i{n}", "ann", "news") for n in range(9)]
+    lines += [f"{T + 5},RATE,i0,ann,s,6e9,web,news"]
+    lines += [line(20, kind, "i1", "ann", "news") for kind in ("LIKE", "BUY")]
+    message = r"contract\.features\.count: .*at most 2\*\*32 .*received 6e\+09"
+    with pytest.raises(DataError, match=message):
+        make(event_config, tmp_path / "log", lines, **BASE | changes)
