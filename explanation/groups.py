@@ -16,6 +16,7 @@ from multigate.configs.contract import (
     NumberFeature,
     PositionFeature,
 )
+from multigate.configs.sections.labels import known_alike
 
 ENTRIES = "the history and what is known of its entries"
 CATEGORY = "the category and the rates that are looked up by it"
@@ -69,7 +70,9 @@ def _key(contract: Contract, name: str) -> tuple[str, ...]:
     if isinstance(feature, NumberFeature) and (rule := feature.label_counter) is not None:
         if rule.category is not None:
             return "category", rule.category
-        return "labels", str(rule.of), rule.task, str(rule.within)
+        # Such tasks share a count, and it moves with the rates of all of them.
+        alike = known_alike(rule.task, contract.tasks[rule.task])
+        return "labels", str(rule.of), str(rule.within), *alike
     if isinstance(feature, NumberFeature) and feature.event_counter is not None:
         return "counter", name
     if name in {rule.category for rule in contract.crosses().values()}:

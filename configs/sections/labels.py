@@ -143,6 +143,21 @@ class Task(Frozen):
         return not isinstance(self.loss, Quantile)
 
 
+def known_alike(name: str, task: Task) -> tuple[str, ...]:
+    """Equal for tasks whose labels are known for the same impressions, from the same instant on.
+
+    Args:
+        name: of the task.
+        task: its rule, and what masks it.
+    """
+    if task.when is not None or task.without is not None:
+        return (name,)
+    rule = task.label
+    if isinstance(rule, EventLabel) and rule.aggregate in ("presence", "count"):
+        return ("events", str(rule.within))  # 0 where no event came, and so never unknown
+    return ("value", rule.model_dump_json())
+
+
 def check_tasks(tasks: dict[str, Task]) -> None:
     """Check what each task says against its type and the other tasks.
 

@@ -12,7 +12,7 @@ from multigate.configs.sections.features import (
     LabelRate,
     NumberFeature,
 )
-from multigate.configs.sections.labels import EventLabel, ImpressionLabel, Task
+from multigate.configs.sections.labels import ImpressionLabel, Task, known_alike
 
 
 class Rates(Frozen):
@@ -20,10 +20,10 @@ class Rates(Frozen):
 
     The features are named after the key and the task: `user_like_rate`, `item_dwell_mean`,
     `item_like_count`. A task of rule `impression` has only the count, because its label is 1 for
-    every logged impression. A regression task has only the count
-    by `[user, topic]`. Tasks whose labels are known for the same impressions, from the same instant
-    on, have equal counts: one is made, named after the first of them. So likes and comments within
-    7 days share `item_like_count`.
+    every logged impression. A regression task has only the count by `[user, topic]`. Tasks whose
+    labels are known for the same impressions, from the same instant on, have equal counts: one is
+    made, named after the contract's first of them. So likes and comments within 7 days share
+    `item_like_count`.
     """
 
     of: Annotated[tuple[Literal["user", "item"] | Cross, ...], Field(min_length=1)]
@@ -53,8 +53,9 @@ class Rates(Frozen):
                     f"rates.tasks: expected all, or some of {', '.join(tasks)}; received {name!r}"
                 )
         first: dict[tuple[str, ...], str] = {}
-        for name in names:
-            first.setdefault(_known(name, tasks[name]), name)
+        for name, task in tasks.items():  # in the contract's order, whatever that of `names`
+            if name in names:
+                first.setdefault(known_alike(name, task), name)
         found = {}
         for key in self.of:
             for name in names:
@@ -86,16 +87,6 @@ class Rates(Frozen):
             return found
         mean = LabelMean.model_validate(smoothed)
         return {"mean": NumberFeature(kind="number", side=side, label_mean=mean)} | found
-
-
-def _known(name: str, task: Task) -> tuple[str, ...]:
-    """Equal for tasks whose labels are known for the same impressions, from the same instant on."""
-    if task.when is not None or task.without is not None:
-        return (name,)
-    rule = task.label
-    if isinstance(rule, EventLabel) and rule.aggregate in ("presence", "count"):
-        return ("events", str(rule.within))  # 0 where no event came, and so never unknown
-    return ("value", rule.model_dump_json())
 
 
 def always_one(task: Task) -> bool:

@@ -33,7 +33,7 @@ from multigate.pipeline.label.labels import waits
 from multigate.pipeline.read.derive import first
 
 _FEWEST_VALUES = 3
-_MOST_CATEGORIES = 3  # each adds two features for every task
+_MOST_CATEGORIES = 3  # each adds a rate for every task, and counts
 _BEYOND_CHANCE = 2.0  # standard errors, in the mean of the tasks, or twice that in one
 _SEED = 0
 

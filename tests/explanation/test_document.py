@@ -83,6 +83,14 @@ def test_what_is_computed_from_a_feature_moves_with_it():
     }
 
 
+def test_rates_move_with_the_count_that_they_share():
+    made = {group.features for group in groups(load("deskdrop").contract)}
+    after_7d = ("like_rate", "like_count", "bookmark_rate", "follow_rate", "comment_rate")
+    for key in ("user", "item"):
+        assert tuple(f"{key}_{name}" for name in after_7d) in made
+        assert (f"{key}_dwell_mean", f"{key}_dwell_count") in made
+
+
 @pytest.mark.parametrize("preset", ["demo", "deskdrop", "movielens_time"])
 def test_every_feature_is_in_one_group(preset):
     made = load(preset).contract
