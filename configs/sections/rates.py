@@ -56,12 +56,13 @@ class Rates(Frozen):
         for name, task in tasks.items():  # in the contract's order, whatever that of `names`
             if name in names:
                 first.setdefault(known_alike(name, task), name)
+        counted = set(first.values())
         found = {}
         for key in self.of:
             for name in names:
                 prefix = key if isinstance(key, str) else "_".join(key)
                 for kind, feature in self._of_task(key, name, tasks[name]).items():
-                    if kind != "count" or name in first.values():
+                    if kind != "count" or name in counted:
                         found[f"{prefix}_{name}_{kind}"] = feature
         return found
 

@@ -15,12 +15,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from multigate.configs import Config, DataError
+from multigate.configs import Config
 from multigate.configs.contract import LabelCount, LabelCounter
 from multigate.configs.files import LABEL
 from multigate.configs.sections.features import CROSS_COUNTS, CROSS_KEYS, CROSS_ONES
 from multigate.features import PastLabels, Totals
-from multigate.pipeline.compute.rates import CATEGORY, Columns, Priors, categories
+from multigate.pipeline.compute.rates import CATEGORY, Columns, Priors, categories, feature_totals
 from multigate.pipeline.label.labels import waits
 
 
@@ -68,10 +68,7 @@ class CrossRates:
                 shifted = asked.with_columns(pl.col("time") - wait)
                 recents[category, kept] = self._recent(category, shifted, rule.most)
             recent = recents[category, kept]
-            try:
-                total = past.totals(LABEL + rule.task, windows[category, span])
-            except ValueError as error:
-                raise DataError(f"contract.features.{name}: {error}") from None
+            total = feature_totals(past, name, rule.task, windows[category, span])
             total = Totals(np.where(recent, total.sums, 0.0), np.where(recent, total.counts, 0.0))
             if isinstance(rule, LabelCount):
                 found[name] = pl.Series(total.counts)

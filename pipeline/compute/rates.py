@@ -20,6 +20,7 @@ from multigate.configs.files import LABEL
 from multigate.configs.sections.labels import ColumnLabel, RatioLabel, Task
 from multigate.configs.sections.log import EventLog
 from multigate.features import PastLabels, Totals
+from multigate.features.past_labels import Window
 from multigate.pipeline.compute import measure
 from multigate.pipeline.core.columns import COLUMN, KNOWN, id_type
 from multigate.pipeline.core.facts import LabelSum
@@ -132,6 +133,18 @@ def of_key(labels: pl.DataFrame, key: str) -> pl.DataFrame:
     return labels.select(key, "time", pl.col(read))
 
 
+def feature_totals(past: PastLabels, name: str, task: str, window: Window) -> Totals:
+    """`past.totals` of a task's labels, for the feature `name`.
+
+    Raises:
+        DataError: a label is too large to be added up.
+    """
+    try:
+        return past.totals(LABEL + task, window)
+    except ValueError as error:
+        raise DataError(f"contract.features.{name}: {error}") from None
+
+
 class KeyRates:
     """The features over past labels of some users (items), for any instant.
 
@@ -167,10 +180,7 @@ class KeyRates:
             span = wait[rule.task], rule.within
             if span not in windows:
                 windows[span] = self._past.closed(queries, *span)
-            try:
-                total = self._past.totals(LABEL + rule.task, windows[span])
-            except ValueError as error:
-                raise DataError(f"contract.features.{name}: {error}") from None
+            total = feature_totals(self._past, name, rule.task, windows[span])
             found[_SUM + name] = pl.Series(total.sums)
             found[_COUNT + name] = pl.Series(total.counts)
         return found
