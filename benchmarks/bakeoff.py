@@ -17,9 +17,9 @@ named by --peers (or BAKEOFF_PEERS); without it they are left out.
 --tune draws that many settings of each contender but ours (`SPACES`; the same number for each, the
 same draws every time), trains each once and keeps the best on validation in
 benchmarks/bakeoff/settings.json: by task where a contender has one model per task, else by the mean
-over the tasks of AUC and explained variance.  An entry with `tuned_on` was copied from that data
-set's.  Without --tune that file's settings are used, and a
-contender without one runs with its first draw, which the table says.
+over the tasks of AUC and explained variance.  An entry with `tuned_on` was copied from that
+data set's.  Without --tune that file's settings are used, and a contender without one runs with its
+first draw, which the table says.
 
 Each trial and each seed is one JSON line: started again, the benchmark goes on where it was
 stopped.  Trials lie in benchmarks/bakeoff/trials.jsonl, with what identifies the table that they
