@@ -16,6 +16,7 @@ from multigate.configs.contract import (
     PositionFeature,
 )
 from multigate.configs.errors import ConfigError
+from multigate.configs.files import WEIGHT
 from multigate.configs.sections.base import Frozen, contradiction, parse, read_yaml
 from multigate.configs.sections.candidates import CandidatesConfig
 from multigate.configs.sections.evaluation import EvaluationConfig
@@ -52,6 +53,12 @@ class Config(Frozen):
             return STAGES
         report = self.candidates.report_questions > 0
         return tuple(stage for stage in ALL_STAGES if report or stage != "candidates_report")
+
+    @property
+    def row_weight(self) -> str | None:
+        """Column of the examples with the rows' weights in training; None where all are equal."""
+        logged = None if self.pipeline.log.columns.weight is None else WEIGHT
+        return self.train.weight or logged
 
     @model_validator(mode="after")
     def _check_log(self) -> "Config":

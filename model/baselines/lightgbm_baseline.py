@@ -17,7 +17,7 @@ Choices, the same for every data set:
   100,000 training rows one thread is the default: several threads wait for one another, which took
   fifty times as long on a busy machine.
 
-Row weights of the training (`train.weight`) are not used. The test split takes no part.
+Row weights of the training (`train.weight`) are not used: reports weigh all rows alike. The test split takes no part.
 """
 
 import time
@@ -130,7 +130,7 @@ def fit(examples: Path, contract: Contract, *, threads: int = 0) -> LightGBM:
     import lightgbm
 
     started = time.perf_counter()
-    tabulator, train, tables, labels = read_tables(examples, contract)
+    tabulator, train, tables, labels, _ = read_tables(examples, contract)
     threads = threads or default_threads(len(train))
     tasks = {}
     named = track(contract.tasks.items(), "LightGBM", len(contract.tasks), "tasks")
@@ -165,6 +165,7 @@ def fit_task(
     y: list[np.ndarray],
     threads: int,
     settings: Sequence[Setting] = SETTINGS,
+    weights: Sequence[np.ndarray | None] = (None, None),
 ) -> TaskFit:
     """Train one task.
 
@@ -175,6 +176,7 @@ def fit_task(
         y: their labels (N,), transformed.
         threads: of LightGBM.
         settings: of which validation chooses.
+        weights: (N,) of the training and validation rows; None where all are equal.
     """
     import lightgbm
 
@@ -199,9 +201,9 @@ def fit_task(
         "num_threads": threads,
         "verbosity": -1,
     }
-    train = lightgbm.Dataset(x[0], y[0], params=common, **given)
+    train = lightgbm.Dataset(x[0], y[0], weight=weights[0], params=common, **given)
     validated = len(y[1]) > 0
-    valid = [lightgbm.Dataset(x[1], y[1], reference=train, params=common)] if validated else []
+    valid = [lightgbm.Dataset(x[1], y[1], train, weights[1], params=common)] if validated else []
     best, least = TaskFit(), np.inf
     for setting in settings if validated else settings[:1]:
         chosen: dict[str, Any] = {

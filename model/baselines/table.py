@@ -197,21 +197,26 @@ class Tables(NamedTuple):
         train: the training rows.
         values: a table (N, F) of each split.
         labels: labels (N, T) of each split in own units, NaN where masked.
+        weights: (N,) of each split's rows; None if all are equal.
     """
 
     tabulator: Tabulator
     train: Rows
     values: tuple[np.ndarray, np.ndarray]
     labels: tuple[np.ndarray, np.ndarray]
+    weights: tuple[np.ndarray, np.ndarray] | None
 
 
-def read_tables(examples: Path, contract: Contract, places: bool = False) -> Tables:
+def read_tables(
+    examples: Path, contract: Contract, places: bool = False, weight: str | None = None
+) -> Tables:
     """Read what trees learn from and what they are chosen by.
 
     Args:
         examples: folder of examples.
         contract: features and tasks.
         places: see `Tabulator`.
+        weight: column of the rows' weights; None for equal ones.
 
     Raises:
         DataError: a split or a column cannot be read, or a label has a wrong value.
@@ -223,6 +228,7 @@ def read_tables(examples: Path, contract: Contract, places: bool = False) -> Tab
         train,
         (tabulator(train), tabulator(held_out)),
         (train.labels(contract), held_out.labels(contract)),
+        None if weight is None else (train.weights(weight), held_out.weights(weight)),
     )
 
 

@@ -51,7 +51,11 @@ _SEED = 0  # of the rows without a label that learn a score
 
 
 def scores(
-    examples: Path, contract: Contract, options: Teacher, kept: Path | None = None
+    examples: Path,
+    contract: Contract,
+    options: Teacher,
+    kept: Path | None = None,
+    weight: str | None = None,
 ) -> Taught:
     """The teacher's part in the labels of the training split, which is read into memory.
 
@@ -65,13 +69,15 @@ def scores(
         kept: file of scores: they are read from it where they are of the same rows and options,
             and written to it otherwise.  So neither a training that is resumed nor the next trial
             of a search waits for the trees again.
+        weight: column of the rows' weights in training, which the trees have as well; None for
+            equal ones.
 
     Raises:
         ConfigError: the library is not installed.
         DataError: a split or a column cannot be read.
     """
     require_library(options.library)
-    tables = read_tables(examples, contract, places=True)
+    tables = read_tables(examples, contract, places=True, weight=weight)
     fold = _folds(tables.train, contract.user, options.folds)
     identity = _identity(tables, contract, fold, options)
     found = None if kept is None else _read(kept, identity)
@@ -115,18 +121,22 @@ def _fit(
     """
     train, held_out = tables.values
     labels, held_out_labels = tables.labels
+    weights = tables.weights or (np.ones(len(train)), np.ones(len(held_out)))
     threads = default_threads(len(train))
     found = np.full(labels.shape, np.nan, np.float32)
     of_held_out = np.full(held_out_labels.shape, np.nan, np.float32)
     taught = [(t, task) for t, task in enumerate(contract.tasks.values()) if options.teaches(task)]
     for t, task in track(taught, "teacher", len(taught), "tasks"):
-        to_measure = ~np.isnan(held_out_labels[:, t])
+        known, to_measure = (
+            ~np.isnan(label[:, t]) & (w > 0)
+            for label, w in zip(tables.labels, weights, strict=True)
+        )
         targets = [transform(task, of[:, t]) for of in (labels, held_out_labels)]
         settings: tuple[Setting, ...] = SETTINGS
         on_held_out = []
         for number in range(options.folds):
             inside = fold == number
-            to_learn = ~inside & ~np.isnan(labels[:, t])
+            to_learn = ~inside & known
             if not inside.any() or not to_learn.any():
                 continue
             fitted = fit_task(
@@ -137,6 +147,9 @@ def _fit(
                 [targets[0][to_learn], targets[1][to_measure]],
                 threads,
                 settings,
+                (None, None)
+                if tables.weights is None
+                else (weights[0][to_learn], weights[1][to_measure]),
             )
             found[inside, t] = fitted.predict(train[inside], threads)
             on_held_out.append(fitted.predict(held_out, threads))
@@ -150,7 +163,7 @@ def _fit(
 def _identity(tables: Tables, contract: Contract, fold: np.ndarray, options: Teacher) -> str:
     """A hash of all that the scores depend on."""
     found = hashlib.blake2b(digest_size=16)
-    parts = (*tables.values, *tables.labels, fold)
+    parts = (*tables.values, *tables.labels, *(tables.weights or ()), fold)
     release = version(options.library)
     tasks = [(task.type, task.transform, options.teaches(task)) for task in contract.tasks.values()]
     for said in (release, tasks, tables.tabulator.columns, *(part.shape for part in parts)):

@@ -19,6 +19,7 @@ from multigate.configs.statistics import Statistics
 from multigate.model.data.encoding import Encoded, Encoder
 from multigate.model.data.hashing import hash_ids
 from multigate.model.data.recency import newest_time, recency_weights
+from multigate.model.data.rows import as_weights
 from multigate.model.ranker import scores
 
 _ROWS_AT_ONCE = 1 << 18  # rows read and encoded together; bounds the memory of raw text
@@ -184,7 +185,7 @@ class Split:
                 ]
                 weights = None
                 if self.weight is not None:
-                    weights = _weights(table[self.weight], f"{path}: {self.weight}")
+                    weights = as_weights(table[self.weight], f"{path}: {self.weight}")
                 if self.recency is not None:
                     by_age = recency_weights(table[TIME], self._newest, self.recency)
                     weights = by_age if weights is None else weights * by_age
@@ -300,23 +301,6 @@ def _requests(table: pa.Table, user: str) -> np.ndarray:
     ]
     mixed = both[0].view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ both[1].view(np.uint64)
     return (mixed >> np.uint64(1)).astype(np.int64)
-
-
-def _weights(column: pa.ChunkedArray, where: str) -> np.ndarray:
-    """Weights (N,) float32; a missing weight is 1."""
-    try:
-        values = pc.fill_null(column.cast(pa.float32()), 1.0).to_numpy()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise DataError(
-            f"{where}: expected numbers as weights, received {column.type}; correct train.weight"
-        ) from None
-    wrong = values[~(np.isfinite(values) & (values >= 0))]
-    if len(wrong):
-        raise DataError(
-            f"{where}: expected weights that are finite and at least 0, received {wrong[0]}; "
-            "correct the column, or train.weight"
-        )
-    return values
 
 
 def _labels(column: pa.ChunkedArray, binary: bool, where: str) -> np.ndarray:

@@ -59,6 +59,15 @@ class Rows:
                 )
         return found
 
+    def weights(self, name: str) -> np.ndarray:
+        """Weights (N,) float32 of the rows, from a column.
+
+        Raises:
+            DataError: there is no such column, or it holds something else.
+        """
+        self.check_columns([name])
+        return as_weights(self.table[name], f"{self.source}: {name}")
+
     def codes(self, name: str) -> np.ndarray:
         """A column's values as 0, 1, ..., (N,); a missing value counts as a value.
 
@@ -116,3 +125,28 @@ def read_rows(examples: Path, split: str, columns: list[str] | None = None) -> R
             "the manifest's counts, and the split's shares or dates"
         )
     return Rows(folder, pa.concat_tables(tables, promote_options="default"))
+
+
+def as_weights(column: pa.ChunkedArray, where: str) -> np.ndarray:
+    """Weights (N,) float32 of rows; a missing weight is 1.
+
+    Args:
+        column: of numbers.
+        where: the file and the column, for messages.
+
+    Raises:
+        DataError: it holds no numbers, or one that is negative or not finite.
+    """
+    try:
+        values = pc.fill_null(column.cast(pa.float32()), 1.0).to_numpy()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise DataError(
+            f"{where}: expected numbers as weights, received {column.type}; correct train.weight"
+        ) from None
+    wrong = values[~(np.isfinite(values) & (values >= 0))]
+    if len(wrong):
+        raise DataError(
+            f"{where}: expected weights that are finite and at least 0, received {wrong[0]}; "
+            "correct the column, or train.weight"
+        )
+    return values

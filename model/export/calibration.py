@@ -15,6 +15,10 @@ where z estimates them.
 
 Rates are smoothed, (positives + 1) / (rows + 2), so that their logits are finite.
 
+Where the rows have weights in training (`Config.row_weight`), they have them here: a log that keeps
+a tenth of its rows without a click, each with the weight 10, is learnt at the rate of all rows, and
+a curve of equal rows would undo that.
+
 A curve is used only where it lowers the task's loss on rows that it was not fitted to: the split
 is halved by time (at random where there are no times), each half's curve is measured on the other
 half, and the sum must fall.  Halves by time refuse curves that fit a passing rate: on Deskdrop,
@@ -120,6 +124,7 @@ def fit(
     logits: Mapping[str, np.ndarray],
     labels: np.ndarray,
     times: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
 ) -> Fitted:
     """Fit every task.
 
@@ -130,22 +135,31 @@ def fit(
         logits: (N,) by task.
         labels: (N, T) in own units, NaN where masked.
         times: (N,) of the rows; None if they have none.
+        weights: (N,) of the rows, at least 0; None if all are equal.
     """
     found = Fitted({}, {}, {})
     for t, (name, task) in enumerate(contract.tasks.items()):
-        known = ~np.isnan(labels[:, t])
+        known = counted(labels[:, t], weights)
         z = logits[name][known].astype(np.float64)
         y = scores.targets(task, statistics.tasks[name], labels[known, t]).astype(np.float64)
         if reason := _unfit(task, y):
             found.left[name] = reason
             continue
         late = _late(len(y), None if times is None else times[known])
-        curve, used, reason = _choose(task, statistics.tasks[name], method, z, y, late)
+        w = np.ones(len(y)) if weights is None else weights[known].astype(np.float64)
+        w /= w.mean()
+        curve, used, reason = _choose(task, statistics.tasks[name], method, z, y, w, late)
         if curve is None:
             found.left[name] = reason
         else:
             found.curves[name], found.methods[name] = curve, used
     return found
+
+
+def counted(labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    """Rows (N,) with a label (N,) and a weight (N,)."""
+    known: np.ndarray = ~np.isnan(labels)
+    return known if weights is None else known & (weights > 0)
 
 
 def _unfit(task: Task, y: np.ndarray) -> str:
@@ -166,6 +180,7 @@ def _choose(
     method: Method | Literal["auto"],
     z: np.ndarray,
     y: np.ndarray,
+    w: np.ndarray,
     late: np.ndarray,
 ) -> tuple[Curve | None, Method, str]:
     """The curve of one task, what made it, or the reason why there is none.
@@ -176,22 +191,23 @@ def _choose(
         method: to use.
         z: (n,) logits.
         y: (n,) labels on the scale of the logits.
+        w: (n,) weights, 1 in the mean.
         late: (n,) bool, the rows of the second half.
     """
     binary = task.type == "binary"
     loss = _row_losses(task, statistics, y)
     as_it_is = loss(z)
     used: Method = "platt" if method == "auto" else method
-    checked = _cross_fitted(used, z, y, binary, late)
+    checked = _cross_fitted(used, z, y, w, binary, late)
     if method == "auto":
-        other = _cross_fitted("isotonic", z, y, binary, late)
-        gain = loss(checked) - loss(other)
+        other = _cross_fitted("isotonic", z, y, w, binary, late)
+        gain = w * (loss(checked) - loss(other))
         if gain.mean() > _CLEARLY * gain.std() / np.sqrt(len(y)):
             used, checked = "isotonic", other
-    curve = _FIT[used](z, y, binary)
+    curve = _FIT[used](z, y, w, binary)
     if curve is None:
         return None, used, "its scores do not rise with the label on the validation split"
-    before, after = float(as_it_is.mean()), float(loss(checked).mean())
+    before, after = float((w * as_it_is).mean()), float((w * loss(checked)).mean())
     if not after < before:
         what = "log loss" if binary else "squared error"
         return (
@@ -215,13 +231,13 @@ def _late(rows: int, times: np.ndarray | None) -> np.ndarray:
 
 
 def _cross_fitted(
-    method: Method, z: np.ndarray, y: np.ndarray, binary: bool, late: np.ndarray
+    method: Method, z: np.ndarray, y: np.ndarray, w: np.ndarray, binary: bool, late: np.ndarray
 ) -> np.ndarray:
     """Each row's logit by the curve of the half that it is not in, (n,); z without a curve."""
     result = z.copy()
     for half in (late, ~late):
         y_fit = y[~half]
-        curve = None if np.ptp(y_fit) == 0 else _FIT[method](z[~half], y_fit, binary)
+        curve = None if np.ptp(y_fit) == 0 else _FIT[method](z[~half], y_fit, w[~half], binary)
         if curve is not None:
             result[half] = _evaluate(curve, z[half])
     return result
@@ -246,6 +262,7 @@ def measure(
     fitted: Fitted,
     logits: Mapping[str, np.ndarray],
     labels: np.ndarray,
+    weights: np.ndarray | None = None,
 ) -> dict[str, TaskCalibration]:
     """What the curves change on some rows, by task; tasks without labels are left out.
 
@@ -255,19 +272,21 @@ def measure(
         fitted: the curves.
         logits: (N,) by task.
         labels: (N, T) in own units, NaN where masked.
+        weights: (N,) of the rows, at least 0; None if all are equal.
     """
     report: dict[str, TaskCalibration] = {}
     for t, (name, task) in enumerate(contract.tasks.items()):
-        known = ~np.isnan(labels[:, t])
+        known = counted(labels[:, t], weights)
         if name not in fitted.curves or not known.any():
             continue
+        w = None if weights is None else weights[known]
         y, z = labels[known, t].astype(np.float64), logits[name][known].astype(np.float64)
         both = z, _evaluate(fitted.curves[name], z)
         if task.type == "binary":
-            before, after = (log_loss_and_ece(values, y) for values in both)
+            before, after = (log_loss_and_ece(values, y, w) for values in both)
         else:
             of_task = statistics.tasks[name]
-            before, after = (_errors(task, of_task, values, y) for values in both)
+            before, after = (_errors(task, of_task, values, y, w) for values in both)
         report[name] = {
             "method": fitted.methods[name],
             "before": before,
@@ -277,26 +296,33 @@ def measure(
     return report
 
 
-def log_loss_and_ece(z: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Log loss and expected calibration error of logits (n,) against labels (n,)."""
+def log_loss_and_ece(
+    z: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None
+) -> dict[str, float]:
+    """Log loss and expected calibration error of logits (n,), by labels (n,) and weights (n,)."""
     return {
-        "log_loss": float(log_loss(y, sigmoid(z), labels=[0, 1])),
-        "ece": expected_calibration_error(y, sigmoid(z)),
+        "log_loss": float(log_loss(y, sigmoid(z), labels=[0, 1], sample_weight=weights)),
+        "ece": expected_calibration_error(y, sigmoid(z), weights),
     }
 
 
 def _errors(
-    task: Task, statistics: TaskStatistics, z: np.ndarray, y: np.ndarray
+    task: Task,
+    statistics: TaskStatistics,
+    z: np.ndarray,
+    y: np.ndarray,
+    weights: np.ndarray | None,
 ) -> dict[str, float]:
     """RMSE in own units, and on the scale of training over the label's deviation."""
     score: Any = keras.ops.convert_to_numpy(scores.score(task, statistics, z.astype(np.float32)))
     p = np.asarray(score, np.float64)
     on_scale = scores.transform(task, p), scores.transform(task, y)
-    deviation = float(on_scale[1].std())
-    found = {"rmse": float(np.sqrt(np.mean((p - y) ** 2)))}
+    centred = on_scale[1] - np.average(on_scale[1], weights=weights)
+    errors = p - y, on_scale[0] - on_scale[1], centred
+    rmse, error, deviation = (float(np.sqrt(np.average(e**2, weights=weights))) for e in errors)
+    found = {"rmse": rmse}
     if deviation > 0:
-        error = np.sqrt(np.mean((on_scale[0] - on_scale[1]) ** 2))
-        found["relative_rmse"] = float(error) / deviation
+        found["relative_rmse"] = error / deviation
     return found
 
 
@@ -313,27 +339,27 @@ def sigmoid(z: np.ndarray) -> np.ndarray:
     return p
 
 
-def _platt(z: np.ndarray, y: np.ndarray, binary: bool) -> Curve | None:
+def _platt(z: np.ndarray, y: np.ndarray, w: np.ndarray, binary: bool) -> Curve | None:
     """The line a * z + b; None where it does not rise."""
     if np.ptp(z) == 0:
         return None
     if binary:
-        found = LogisticRegression(C=1e6).fit(z[:, None], y)
+        found = LogisticRegression(C=1e6).fit(z[:, None], y, w)
         slope, offset = float(found.coef_[0, 0]), float(found.intercept_[0])
     else:
-        slope, offset = (float(number) for number in np.polyfit(z, y, 1))
+        slope, offset = (float(number) for number in np.polyfit(z, y, 1, w=np.sqrt(w)))
     if slope <= 0:
         return None
     return Curve(np.zeros(1, np.float32), np.array([offset], np.float32), slope)
 
 
-def _isotonic(z: np.ndarray, y: np.ndarray, binary: bool) -> Curve | None:
+def _isotonic(z: np.ndarray, y: np.ndarray, w: np.ndarray, binary: bool) -> Curve | None:
     """Linear between pools of bins; None where nothing rises."""
     order = np.argsort(z, kind="stable")
     parts = [p for p in np.array_split(order, _BINS) if len(p)]
-    rows = np.array([len(p) for p in parts], np.float64)
-    means = np.array([z[p].mean() for p in parts])
-    labels = np.array([y[p].mean() for p in parts])
+    rows = np.array([w[p].sum() for p in parts])
+    means = np.array([np.average(z[p], weights=w[p]) for p in parts])
+    labels = np.array([np.average(y[p], weights=w[p]) for p in parts])
     rising = IsotonicRegression().fit_transform(means, labels, sample_weight=rows)
     parted = (np.diff(rising) > 0) & (np.diff(means) >= _SMALLEST_GAP)
     pools = np.concatenate([[0], np.cumsum(parted)])
@@ -350,7 +376,7 @@ def _isotonic(z: np.ndarray, y: np.ndarray, binary: bool) -> Curve | None:
     return Curve(x.astype(np.float32), y_knots.astype(np.float32), 1.0)
 
 
-_FIT: Mapping[Method, Callable[[np.ndarray, np.ndarray, bool], Curve | None]] = {
+_FIT: Mapping[Method, Callable[[np.ndarray, np.ndarray, np.ndarray, bool], Curve | None]] = {
     "platt": _platt,
     "isotonic": _isotonic,
 }

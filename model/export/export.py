@@ -60,8 +60,7 @@ def export(
     Args:
         checkpoint: folder that `training.train` wrote, under either backend.
         examples: the examples that it was trained on.  The validation split decides about
-            progress.step("harden and round")
-    hardening, rounding and calibration; the test split is only reported, and used for the
+            hardening, rounding and calibration; the test split is only reported, and used for the
             parity check.
         out: base folder of the versions.
         version: number of the version; by default the highest in `out` plus one.
@@ -88,9 +87,10 @@ def export(
     options = loaded.config.export
     table = _test_rows(examples, loaded.encoder, options.parity_rows)
     judge = Judge(loaded.ranker, loaded.encoder, examples, options)
+    progress.step("harden and round")
     hardening, rounding = judge.harden(), judge.round_weights()
     progress.step("score the test split")
-    rows = read_split(examples, "test", loaded.encoder)
+    rows = read_split(examples, "test", loaded.encoder, loaded.config.row_weight)
     contract, statistics = loaded.encoder.contract, loaded.encoder.statistics
     predictions = Predictions(loaded.ranker, contract, statistics, rows)
     progress.step("calibrate")

@@ -77,7 +77,7 @@ def fit(
         loaded: the ranker as it is exported.
         examples: the examples that it was trained on.
         predictions: of the test split.
-        rows: the test split.
+        rows: the test split, with weights where training had them.
 
     Returns:
         The curves by task, and the report.
@@ -87,7 +87,8 @@ def fit(
     kept = statistics.negatives_kept
     if options.calibration == "none" and kept == 1 and not options.smearing:
         return {}, {}
-    validation = read_split(examples, "validation", encoder)
+    validation = read_split(examples, "validation", encoder, loaded.config.row_weight)
+    weights = validation.weights
     logits = Predictions(loaded.ranker, contract, statistics, validation).logits
     report: LinkReport = {}
     curves: dict[str, Curve] = {}
@@ -96,7 +97,7 @@ def fit(
         names = () if downsample is None else downsample.tasks
         column = _column(examples, SAMPLED)
         sampled = np.zeros(len(validation), bool) if column is None else column == 1
-        shares = negative_shares(contract, kept, names, validation.labels, sampled)
+        shares = negative_shares(contract, kept, names, validation.labels, sampled, weights)
         curves = {task: shift(float(np.log(share))) for task, share in shares.items()}
         report["negatives"] = {
             "kept": kept,
@@ -111,8 +112,10 @@ def fit(
     if options.calibration != "none":
         method = options.calibration
         times = _column(examples, TIME)
-        fitted = calibrations.fit(contract, statistics, method, corrected, validation.labels, times)
-        tasks = calibrations.measure(contract, statistics, fitted, shown, rows.labels)
+        fitted = calibrations.fit(
+            contract, statistics, method, corrected, validation.labels, times, weights
+        )
+        tasks = calibrations.measure(contract, statistics, fitted, shown, rows.labels, rows.weights)
         report["calibration"] = {"method": method, "tasks": tasks, "left_as_they_are": fitted.left}
         for task, curve in fitted.curves.items():
             curves[task] = shift_input(curve, offsets.get(task, 0.0))
@@ -121,14 +124,15 @@ def fit(
             {task: _numpy(z) for task, z in calibrations.apply(curves, found).items()}
             for found in (logits, predictions.logits)
         )
-        factors = smearing_factors(contract, statistics, calibrated, validation.labels)
+        factors = smearing_factors(contract, statistics, calibrated, validation.labels, weights)
         report["smearing"] = {}
         for task, factor in factors.items():
             offset = float(np.log(factor)) / statistics.tasks[task].std
             curves[task] = shift_output(curves.get(task, shift(0.0)), offset)
             labels = rows.labels[:, list(contract.tasks).index(task)]
             before, after = (
-                rmse(contract, statistics, task, served[task] + by, labels) for by in (0.0, offset)
+                rmse(contract, statistics, task, served[task] + by, labels, rows.weights)
+                for by in (0.0, offset)
             )
             report["smearing"][task] = {"factor": factor, "before": before, "after": after}
     return curves, report
@@ -139,16 +143,23 @@ def _shifted(
 ) -> dict[str, Any]:
     """Log loss and calibration error of a task before and after its curve; empty without labels."""
     labels = rows.labels[:, list(contract.tasks).index(task)]
-    known = ~np.isnan(labels)
+    known = calibrations.counted(labels, rows.weights)
     if not known.any():
         return {}
     z, y = predictions.logits[task][known].astype(np.float64), labels[known].astype(np.float64)
-    before, after = (calibrations.log_loss_and_ece(values, y) for values in (z, _numpy(curve(z))))
+    w = None if rows.weights is None else rows.weights[known]
+    both = z, _numpy(curve(z))
+    before, after = (calibrations.log_loss_and_ece(values, y, w) for values in both)
     return {"before": before, "after": after, "rows": int(known.sum())}
 
 
 def negative_shares(
-    contract: Contract, kept: float, tasks: Sequence[str], labels: np.ndarray, sampled: np.ndarray
+    contract: Contract,
+    kept: float,
+    tasks: Sequence[str],
+    labels: np.ndarray,
+    sampled: np.ndarray,
+    weights: np.ndarray | None = None,
 ) -> dict[str, float]:
     """The share of its negatives that each binary task was trained on; shares of 1 are left out.
 
@@ -159,6 +170,7 @@ def negative_shares(
             given, all binary tasks count.
         labels: (N, T) of a split that is not downsampled, NaN where masked.
         sampled: (N,) bool, sampled negatives.
+        weights: (N,) of the rows; None if all are equal.
     """
     binary = [name for name, task in contract.tasks.items() if task.type == "binary"]
     if kept == 1:
@@ -168,8 +180,8 @@ def negative_shares(
     stays = np.where(positive | sampled, 1.0, kept)  # (N,) chance to be in training
     found = {}
     for name in binary:
-        negative = labels[:, column[name]] == 0
-        if negative.any() and (share := float(stays[negative].mean())) < 1:
+        negative = np.where(labels[:, column[name]] == 0, 1.0 if weights is None else weights, 0.0)
+        if negative.any() and (share := float(np.average(stays, weights=negative))) < 1:
             found[name] = share
     return found
 
@@ -194,6 +206,7 @@ def smearing_factors(
     statistics: Statistics,
     logits: Mapping[str, np.ndarray],
     labels: np.ndarray,
+    weights: np.ndarray | None = None,
 ) -> dict[str, float]:
     """The factor S of each task trained on a logarithm, where it lowers the RMSE on these rows.
 
@@ -202,25 +215,32 @@ def smearing_factors(
         statistics: of the training split.
         logits: (N,) by task.
         labels: (N, T) in own units, NaN where masked.
+        weights: (N,) of the rows; None if all are equal.
     """
     found = {}
     for t, (name, task) in enumerate(contract.tasks.items()):
-        known = ~np.isnan(labels[:, t])
+        known = calibrations.counted(labels[:, t], weights)
         if task.transform != "log1p" or not task.predicts_mean or not known.any():
             continue
         of_task = statistics.tasks[name]
         z, y = logits[name][known], labels[known, t]
+        w = None if weights is None else weights[known]
         predicted = z.astype(np.float64) * of_task.std + of_task.mean
-        factor = float(np.exp(scores.transform(task, y) - predicted).mean())
-        before = rmse(contract, statistics, name, z, y)
-        after = rmse(contract, statistics, name, z + np.log(factor) / of_task.std, y)
+        factor = float(np.average(np.exp(scores.transform(task, y) - predicted), weights=w))
+        before = rmse(contract, statistics, name, z, y, w)
+        after = rmse(contract, statistics, name, z + np.log(factor) / of_task.std, y, w)
         if before is not None and after is not None and after < before:
             found[name] = factor
     return found
 
 
 def rmse(
-    contract: Contract, statistics: Statistics, task: str, logits: np.ndarray, labels: np.ndarray
+    contract: Contract,
+    statistics: Statistics,
+    task: str,
+    logits: np.ndarray,
+    labels: np.ndarray,
+    weights: np.ndarray | None = None,
 ) -> float | None:
     """Root mean squared error in the label's own units; None without labels.
 
@@ -230,14 +250,17 @@ def rmse(
         task: its name.
         logits: (N,).
         labels: (N,) in own units, NaN where masked.
+        weights: (N,) of the rows; None if all are equal.
     """
-    known = ~np.isnan(labels)
+    known = calibrations.counted(labels, weights)
     if not known.any():
         return None
     found: Any = scores.score(
         contract.tasks[task], statistics.tasks[task], logits[known].astype(np.float32)
     )
-    return float(np.sqrt(np.mean((np.asarray(found, np.float64) - labels[known]) ** 2)))
+    errors = np.asarray(found, np.float64) - labels[known]
+    w = None if weights is None else weights[known]
+    return float(np.sqrt(np.average(errors**2, weights=w)))
 
 
 def _numpy(value: Any) -> np.ndarray:

@@ -15,7 +15,6 @@ from typing import TypedDict
 
 from multigate.configs.config import Config
 from multigate.configs.errors import ModelError
-from multigate.configs.files import WEIGHT
 from multigate.configs.progress import bar
 from multigate.model.backend import memory
 from multigate.model.backend.data_parallel import connect
@@ -121,12 +120,11 @@ def train(
         encoder = Encoder.read(folder)
         _require_memory(config, encoder)
         options, statistics = config.train, encoder.statistics
-        logged = None if config.pipeline.log.columns.weight is None else WEIGHT
-        weight = options.weight or logged
+        weight = config.row_weight
         taught = None
         if options.teacher is not None:
             kept = teacher_scores or work.root / TEACHER if writes else None
-            taught = teacher.scores(examples, config.contract, options.teacher, kept)
+            taught = teacher.scores(examples, config.contract, options.teacher, kept, weight)
         train_split = Split(
             examples,
             "train",

@@ -123,7 +123,9 @@ def summaries(resamples: Resamples, labels: np.ndarray, found: Replicates) -> di
     return {name: interval(values, users, rows=rows) for name, values in found.items()}
 
 
-def expected_calibration_error(labels: np.ndarray, scores: np.ndarray) -> float:
+def expected_calibration_error(
+    labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None
+) -> float:
     """Mean over rows of |bin's mean score - bin's mean label|: the one definition in this project.
 
     Rows of the same score are in the same bin, so that the order of the rows changes nothing and a
@@ -132,9 +134,11 @@ def expected_calibration_error(labels: np.ndarray, scores: np.ndarray) -> float:
     Args:
         labels: (N,) 0 or 1, NaN where masked.
         scores: (N,) probabilities; at least one row is not masked.
+        weights: (N,) of the rows in the means; None if all are equal.
     """
-    _, y, p = _known(labels, scores)
-    return float(np.abs(np.bincount(_bins(p), y - p)).sum() / len(y))
+    rows, y, p = _known(labels, scores)
+    w = np.ones(len(y)) if weights is None else weights[rows].astype(np.float64)
+    return float(np.abs(np.bincount(_bins(p), w * (y - p))).sum() / w.sum())
 
 
 def calibration_error(resamples: Resamples, labels: np.ndarray, scores: np.ndarray) -> Interval:

@@ -410,6 +410,37 @@ def test_the_position_tower_learns_what_places_do(
     assert ranges["taught"] > 0.8 * ranges["alone"], ranges
 
 
+def test_it_learns_the_rate_of_the_weighted_rows(tiny: Any, tmp_path: Path) -> None:
+    """Of a log that keeps a tenth of the negatives, each of weight 10, it scores the whole."""
+    contract, rng = tiny.config.contract, np.random.default_rng(0)
+    whole, kept = tmp_path / "whole", tmp_path / "kept"
+    tiny.write_examples(tmp_path / "made", tiny.config, rows=8000)
+
+    def drawn(table: pa.Table) -> np.ndarray:
+        odd = np.asarray(table["item_id"]) % 2
+        return (rng.random(len(table)) < 0.1 + 0.2 * odd).astype(np.float32)
+
+    relabelled(tmp_path / "made", whole, "label/click", drawn)
+    shutil.copytree(whole, kept)
+    for split in SPLITS:
+        for path in (kept / split).glob("*.parquet"):
+            table = pq.read_table(path)
+            negative = np.asarray(table["label/click"]) == 0
+            table = table.append_column("meta/mine", pa.array(np.where(negative, 10.0, 1.0)))
+            pq.write_table(table.filter(pa.array(~negative | (rng.random(len(table)) < 0.1))), path)
+
+    def click(folder: Path, weight: str | None = None) -> float:
+        file = tmp_path / f"{folder.name}.npz"  # of which other weights must take nothing
+        found = teacher.scores(folder, contract, OPTIONS, file, weight).scores[:, 0]
+        return float(
+            np.average(found, weights=weight and read_rows(folder, "train").weights(weight))
+        )
+
+    assert click(whole) == pytest.approx(0.2, abs=0.02)
+    assert click(kept) > 0.5
+    assert click(kept, "meta/mine") == pytest.approx(0.2, abs=0.03)
+
+
 def test_scores_are_kept_for_the_same_rows_and_options_alone(
     tiny: Any, examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

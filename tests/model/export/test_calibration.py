@@ -38,6 +38,48 @@ def test_a_curve_goes_through_its_knots_and_on_with_its_slope() -> None:
 
 
 @pytest.mark.parametrize("method", ["platt", "isotonic"])
+@pytest.mark.parametrize("task", ["click", "dwell"])
+def test_a_weighted_tenth_of_the_rows_has_the_curve_of_all(case, method, task) -> None:
+    """A tenth of the low labels with the weight 10 stands for them all; unweighted it does not."""
+    contract = case.config().contract
+    t = list(contract.tasks).index(task)
+    rng = np.random.default_rng(0)
+    z = rng.normal(-2, 1, 200_000)
+    logits = dict.fromkeys(contract.tasks, z)
+    labels = np.full((len(z), 3), np.nan, np.float32)
+    if task == "click":
+        labels[:, t] = rng.random(len(z)) < calibration.sigmoid(0.5 * z - 0.5)
+        low = labels[:, t] == 0
+    else:
+        labels[:, t] = np.expm1(np.clip(2.9 + 1.1 * (0.5 * z + rng.normal(0, 1, len(z))), 0, 9))
+        low = labels[:, t] < np.median(labels[:, t])
+    kept = ~low | (rng.random(len(z)) < 0.1)
+    weights = np.where(low, 10.0, 1.0).astype(np.float32)[kept]
+    of_kept = {name: values[kept] for name, values in logits.items()}
+
+    def curve(logits: Any, labels: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        fitted = calibration.fit(contract, STATISTICS, method, logits, labels, None, weights)
+        return np.asarray(fitted.curves[task](np.linspace(-3.5, -0.5, 7)))
+
+    of_all = curve(logits, labels)
+    assert np.abs(curve(of_kept, labels[kept], weights) - of_all).max() < 0.15
+    assert np.abs(curve(of_kept, labels[kept]) - of_all).min() > 0.3
+    # Nor do rows of weight 0 count, nor the unit of the weights.
+    nothing = np.where(kept, np.where(low, 1000.0, 100.0), 0.0).astype(np.float32)
+    np.testing.assert_allclose(
+        curve(logits, labels, nothing), curve(of_kept, labels[kept], weights), atol=0.01
+    )
+    whole = calibration.fit(contract, STATISTICS, method, logits, labels)
+    all_rows, weighted = (
+        calibration.measure(contract, STATISTICS, whole, *given)[task]
+        for given in ((logits, labels), (of_kept, labels[kept], weights))
+    )
+    for when in ("before", "after"):
+        for name, value in all_rows[when].items():
+            assert weighted[when][name] == pytest.approx(value, rel=0.05, abs=0.005), (when, name)
+
+
+@pytest.mark.parametrize("method", ["platt", "isotonic"])
 def test_a_known_distortion_is_undone(case, method) -> None:
     contract = case.config().contract
     rng = np.random.default_rng(0)

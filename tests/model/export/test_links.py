@@ -1,14 +1,16 @@
 """Scores put right: downsampled negatives, and means of labels trained on their logarithm."""
 
 import json
+import shutil
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from sklearn.linear_model import LogisticRegression
 
-from multigate.configs.files import ExamplesFolder
+from multigate.configs.files import SPLITS, ExamplesFolder
 from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import read_split
@@ -17,6 +19,7 @@ from multigate.model.evaluation.evaluate import Predictions
 from multigate.model.export import calibration, links
 from multigate.model.export.calibration import sigmoid
 from multigate.model.export.export import export
+from multigate.model.training import train
 
 KEPT = 0.1
 
@@ -103,6 +106,60 @@ def test_smearing_estimates_the_mean_of_what_was_trained_on_its_logarithm(case) 
     labels[5:25, 1] = 0.0
     found = links.smearing_factors(contract, statistics, logits, labels)
     assert found == {} or found["dwell"] < 2
+
+
+def test_a_row_of_weight_three_counts_like_three_rows(case) -> None:
+    loaded = checkpoints.load(case.checkpoint())
+    contract, statistics = loaded.encoder.contract, loaded.encoder.statistics
+    rng = np.random.default_rng(0)
+    z = rng.normal(0, 1, 3000)
+    of_task = statistics.tasks["dwell"]
+    labels = np.full((3000, 3), np.nan)
+    labels[:, 0], labels[:, 2] = rng.random((2, 3000)) < 0.3
+    labels[:, 1] = np.expm1(z * of_task.std + of_task.mean + rng.normal(0, 0.8, 3000))
+    weights = rng.integers(0, 4, 3000)
+    repeated = np.repeat(np.arange(3000), weights)
+    logits = dict.fromkeys(contract.tasks, z)
+    of_repeated = {task: values[repeated] for task, values in logits.items()}
+    once = links.smearing_factors(contract, statistics, logits, labels, weights)
+    assert once == pytest.approx(
+        links.smearing_factors(contract, statistics, of_repeated, labels[repeated])
+    )
+    assert once != pytest.approx(links.smearing_factors(contract, statistics, logits, labels))
+    given = (np.zeros(3000, bool), weights)
+    shares = links.negative_shares(contract, 0.25, ("click",), labels, *given)
+    assert shares == pytest.approx(
+        links.negative_shares(
+            contract, 0.25, ("click",), labels[repeated], np.zeros(len(repeated), bool)
+        )
+    )
+
+
+@pytest.mark.slow
+def test_an_export_calibrates_to_the_weighted_rows(case, tmp_path) -> None:
+    """Clicks of weight 9 make the rate that training learns, and what is served has it too."""
+    folder = tmp_path / "examples"
+    shutil.copytree(case.examples, folder)
+    for path in (one for split in SPLITS for one in (folder / split).glob("*.parquet")):
+        table = pq.read_table(path)
+        clicked = table["label/click"].to_numpy(zero_copy_only=False) == 1
+        values = pa.array(np.where(clicked, 9.0, 1.0).astype(np.float32))
+        pq.write_table(table.append_column("meta/mine", values), path)
+    config = case.config(
+        train={"weight": "meta/mine", "epochs": 3}, export={"calibration": "platt"}
+    )
+    train.train(config, folder, tmp_path / "checkpoint", progress=False)
+    version = export(tmp_path / "checkpoint", folder, tmp_path / "models")
+    contract = config.contract
+    table = pq.read_table(folder / "test")
+    raw = raw_values(contract, table, [n for n, _ in contract.of_side("user", "item", "context")])
+    scores = tf.saved_model.load(str(version)).signatures["serving_default"](**raw)
+    labels, weights = (table[name].to_numpy() for name in ("label/click", "meta/mine"))
+    known = ~np.isnan(labels)
+    rate = np.average(labels[known], weights=weights[known])
+    assert rate > labels[known].mean() + 0.2
+    p = np.average(np.asarray(scores["click"])[known], weights=weights[known])
+    assert p == pytest.approx(rate, abs=0.1)
 
 
 @pytest.mark.slow
