@@ -25,7 +25,8 @@ Each trial and each seed is one JSON line: started again, the benchmark goes on 
 stopped.  Trials lie in benchmarks/bakeoff/trials.jsonl, with what identifies the table that they
 read, so that tuning may go on elsewhere; seeds, whose scores are needed, in FOLDER (rows.jsonl).
 Prints a table in Markdown and, last, one JSON line.  The measures are means over the seeds;
-intervals are those of the paired difference from ours over resamples of the users, 95 %.  Deskdrop
+intervals are those of the paired difference from ours over resamples of the users, 95 %.  All
+contenders' scores are calibrated on validation alike first (`Bakeoff.calibrated`).  Deskdrop
 takes some minutes a contender and seed on one core.
 """
 
@@ -41,9 +42,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from multigate.model.data.rows import Rows
 
 HERE = Path(__file__).parent
 SETTINGS = HERE / "bakeoff/settings.json"
@@ -71,6 +75,7 @@ SPACES: dict[str, dict[str, list[Any]]] = {
         "cat_smooth": [5, 20, 80],
         "lambda_l2": [0.0, 1.0, 10.0],
         "ids": [True, False],
+        "counts": [True, False],
     },
     "catboost": {
         "depth": [4, 6, 8],
@@ -78,6 +83,7 @@ SPACES: dict[str, dict[str, list[Any]]] = {
         "l2_leaf_reg": [1, 3, 10, 30],
         "random_strength": [0.5, 1, 2],
         "ids": [True, False],
+        "counts": [True, False],
     },
     "dcn": {
         "embedding_dim": [8, 16, 32],
@@ -112,8 +118,6 @@ FIRST: dict[str, dict[str, Any]] = {
 }
 """The first draw of each: what its documentation or paper would have a user begin with."""
 FIRST |= {name: FIRST[name.removesuffix(WITHOUT_RATES)] for name in PER_TASK}
-ADDED = {"ids": True}
-"""What keys mean to trials that were run before their space had them."""
 
 
 def draw(contender: str, trial: int) -> dict[str, Any]:
@@ -154,6 +158,7 @@ class Bakeoff:
         self.name = name or load(config).name
         self.contract = FrozenContract.read(ExamplesFolder(examples).contract).contract
         work.mkdir(parents=True, exist_ok=True)
+        self._validation: Rows | None = None
         self.table, self.rows = work / "table.npz", work / "rows.jsonl"
         if not self.table.exists():
             self.write_table()
@@ -295,9 +300,7 @@ class Bakeoff:
         done = {
             line["trial"]: line
             for line in self.finished(TRIALS)
-            if line["contender"] == contender
-            # A space may have grown since: a trial stays valid where its draw is the same.
-            and ADDED | line["setting"] == ADDED | draw(contender, line["trial"])
+            if line["contender"] == contender and line["setting"] == draw(contender, line["trial"])
         }
         for trial in range(trials):
             if trial in done:
@@ -364,11 +367,68 @@ class Bakeoff:
             self.finish(self.rows, line | cost)
             print(f"{contender}: seed {seed} {cost}", file=sys.stderr)
 
+    def calibrated(self, scores: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Scores of the test split in own units, put right on validation as an export does.
+
+        Every contender's alike: log losses and errors would else compare who is calibrated, and
+        errors in own units of labels learnt on a logarithm who is near the mean and who near the
+        median.
+
+        Returns:
+            By task, calibrated scores; and for the error in own units those of regression tasks
+            corrected for the logarithm too (`export.smearing`), where that helps on validation.
+        """
+        from multigate.configs.files import TIME, ExamplesFolder
+        from multigate.configs.statistics import Statistics
+        from multigate.model.data.rows import read_rows
+        from multigate.model.export import calibration, links
+        from multigate.model.ranker.scores import score
+
+        tasks = self.contract.tasks
+        statistics = Statistics.read(ExamplesFolder(self.examples).statistics)
+        if self._validation is None:
+            self._validation = read_rows(self.examples, "validation")
+        rows = self._validation
+        labels = rows.labels(self.contract)
+        times = (
+            np.asarray(rows.table[TIME].cast("int64")) if TIME in rows.table.column_names else None
+        )
+        logits: dict[str, dict[str, np.ndarray]] = {"validation": {}, "test": {}}
+        with np.load(scores) as stored:
+            for split, found in logits.items():
+                for name, task in tasks.items():
+                    p = stored[f"{split}/{name}"]
+                    if task.type == "binary":
+                        p = np.clip(p, 1e-7, 1 - 1e-7)
+                        found[name] = np.log(p / (1 - p))
+                    else:
+                        of_task = statistics.tasks[name]
+                        found[name] = (p - of_task.mean) / of_task.std
+        curves = calibration.fit(
+            self.contract, statistics, "auto", logits["validation"], labels, times
+        ).curves
+        right = {
+            split: {name: np.asarray(z) for name, z in calibration.apply(curves, found).items()}
+            for split, found in logits.items()
+        }
+        factors = links.smearing_factors(self.contract, statistics, right["validation"], labels)
+        served, means = {}, {}
+        for name, task in tasks.items():
+            of_task, z = statistics.tasks[name], right["test"][name].astype(np.float32)
+            served[name] = np.asarray(score(task, of_task, z), np.float64)
+            offset = np.float32(np.log(factors.get(name, 1.0)) / of_task.std)
+            means[name] = np.asarray(score(task, of_task, z + offset), np.float64)
+        return served, means
+
     def measure(self, contenders: list[str]) -> dict[str, Any]:
         """Every contender's measures of the test split, and its differences from ours."""
         from multigate.model.baselines.table import unmatched
         from multigate.model.data.rows import read_rows
-        from multigate.model.evaluation.against_baseline import measure_binary, measure_regression
+        from multigate.model.evaluation.against_baseline import (
+            TRANSFORMED,
+            measure_binary,
+            measure_regression,
+        )
         from multigate.model.evaluation.measures.bootstrap import Resamples
         from multigate.model.evaluation.paired import RELATIVE, paired_difference
 
@@ -386,23 +446,24 @@ class Bakeoff:
                 continue
             found: dict[tuple[str, str], list[np.ndarray]] = {}
             for line in lines:
-                with np.load(self.work / line["scores"]) as scored:
-                    for t, (name, task) in enumerate(self.contract.tasks.items()):
-                        y, p = labels[:, t], scored[f"test/{name}"]
-                        if task.type == "binary":
-                            measured = measure_binary(resamples, y, p, lists, new)
-                        else:
-                            own = np.expm1(p) if task.transform == "log1p" else p
-                            measured = measure_regression(resamples, task, y, own)
-                        for metric, (values, part) in measured.items():
-                            found.setdefault((name, metric), []).append(values)
-                            parts[name, metric] = part
-            means = {key: np.mean(values, axis=0) for key, values in found.items()}
-            areas = [values for (_, metric), values in means.items() if metric == "auc"]
+                served, means = self.calibrated(self.work / line["scores"])
+                for t, (name, task) in enumerate(self.contract.tasks.items()):
+                    y = labels[:, t]
+                    if task.type == "binary":
+                        measured = measure_binary(resamples, y, served[name], lists, new)
+                    else:
+                        measured = measure_regression(resamples, task, y, means[name])
+                        on_scale = measure_regression(resamples, task, y, served[name])
+                        measured |= {m: one for m, one in on_scale.items() if m == TRANSFORMED}
+                    for metric, (values, part) in measured.items():
+                        found.setdefault((name, metric), []).append(values)
+                        parts[name, metric] = part
+            of_seeds = {key: np.mean(values, axis=0) for key, values in found.items()}
+            areas = [values for (_, metric), values in of_seeds.items() if metric == "auc"]
             if areas:
-                means["mean of binary tasks", "auc"] = np.mean(areas, axis=0)
+                of_seeds["mean of binary tasks", "auc"] = np.mean(areas, axis=0)
                 parts["mean of binary tasks", "auc"] = np.zeros(len(rows))
-            replicates[contender] = means
+            replicates[contender] = of_seeds
             cost[contender] = {
                 "seeds": len(lines),
                 "trials": lines[0].get("trials", 0),

@@ -22,14 +22,24 @@ def dcn(data: Data, setting: dict[str, Any], seed: int, threads: int) -> Predict
     encode, targets = NetworkInputs(data), Targets(data)
     codes = keras.Input((len(encode.sizes),), dtype="int32", name="codes")
     numbers = keras.Input((encode.numbers,), name="numbers")
-    parts = [
+    names = [name for name in encode(data.rows["test"].first(1)) if name.startswith("list ")]
+    lists = {
+        name: keras.Input((length,), dtype="int32", name=name)
+        for name, length in zip(names, encode.lists, strict=True)
+    }
+    tables = [
         keras.layers.Embedding(
             size,
             setting["embedding_dim"],
             embeddings_regularizer=keras.regularizers.L2(setting["l2"]),
-        )(codes[:, n])
-        for n, size in enumerate(encode.sizes)
+        )
+        for size in encode.sizes
     ]
+    parts = [table(codes[:, n]) for n, table in enumerate(tables)]
+    for ids in lists.values():  # 0 behind the last
+        inside = keras.ops.cast(ids > 0, "float32")[..., None]
+        total = keras.ops.sum(tables[encode.candidate](ids) * inside, axis=1)
+        parts.append(total / keras.ops.maximum(keras.ops.sum(inside, axis=1), 1.0))
     first = keras.layers.Concatenate()([*parts, numbers])
     crossed = first
     for _ in range(setting["cross_layers"]):
@@ -39,7 +49,7 @@ def dcn(data: Data, setting: dict[str, Any], seed: int, threads: int) -> Predict
     outputs = keras.layers.Concatenate(name="logits")(
         [keras.layers.Dense(1)(keras.layers.Dense(32, activation="relu")(deep)) for _ in data.tasks]
     )
-    model = keras.Model({"codes": codes, "numbers": numbers}, outputs)
+    model = keras.Model({"codes": codes, "numbers": numbers} | lists, outputs)
 
     def loss(y: Any, z: Any) -> Any:
         known = tf.math.is_finite(y)

@@ -17,7 +17,7 @@ class Rows(NamedTuple):
     Attributes:
         x: the table (N, F).
         lists: by name (N, L), the candidate's code of each id that stands in the user's list, NaN
-            behind them.  Only networks with attention read them.
+            behind them.  Networks read them, trees do not.
     """
 
     x: np.ndarray
@@ -59,9 +59,21 @@ class Data:
         self.tasks: dict[str, str] = about["tasks"]
         self._rates: list[str] = about["rates"]
 
+    @property
+    def counts(self) -> list[int]:
+        """Index of the ids' numbers of training rows."""
+        return [self.columns.index(self.columns[n] + "__count") for n in self.categories]
+
     def without_rates(self) -> None:
         """Leave out the columns of as-of rates."""
-        kept = [n for n, name in enumerate(self.columns) if name not in self._rates]
+        self._without({self.columns.index(name) for name in self._rates})
+
+    def without_counts(self) -> None:
+        """Leave out the ids' numbers of training rows."""
+        self._without(set(self.counts))
+
+    def _without(self, places: set[int]) -> None:
+        kept = [n for n in range(len(self.columns)) if n not in places]
         self.categories = [kept.index(n) for n in self.categories]
         self.columns = [self.columns[n] for n in kept]
         self.rows = {s: rows._replace(x=rows.x[:, kept]) for s, rows in self.rows.items()}
@@ -81,16 +93,16 @@ class NetworkInputs:
 
     Args:
         data: the training rows give the scale.
-        lists: whether the network reads the user's lists, as attention does.
 
     Attributes:
         sizes: number of codes of each id.
         candidate: index of the candidate's id among them.
         numbers: columns of `numbers`, twice those of the table.
+        lists: length of each list.
     """
 
-    def __init__(self, data: Data, lists: bool = False) -> None:
-        self._lists = lists
+    def __init__(self, data: Data) -> None:
+        self.lists = [codes.shape[1] for codes in data.rows["train"].lists.values()]
         self._ids, self.candidate = data.categories, data.candidate
         self._numeric = [n for n in range(len(data.columns)) if n not in data.categories]
         x = _logarithm(data.rows["train"].x[:, self._numeric])
@@ -109,10 +121,8 @@ class NetworkInputs:
         codes = _codes(rows.x[:, self._ids], np.array(self.sizes))
         numbers = np.concatenate([np.where(flags, 0, values), flags], axis=1)
         found = {"codes": codes, "numbers": numbers.astype(np.float32)}
-        if self._lists:
-            size = self.sizes[self.candidate]
-            found |= {f"list {name}": _codes(one, size) for name, one in rows.lists.items()}
-        return found
+        size = self.sizes[self.candidate]
+        return found | {f"list {name}": _codes(one, size) for name, one in rows.lists.items()}
 
 
 def _codes(values: np.ndarray, sizes: np.ndarray | int) -> np.ndarray:

@@ -85,10 +85,16 @@ def _fit(
     return predict
 
 
+def _mean(table: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+    """Mean embedding (B, D) of lists of ids (B, L), 0 behind the last."""
+    inside = (ids > 0)[..., None]
+    return (table(ids) * inside).sum(dim=1) / inside.sum(dim=1).clamp(min=1)
+
+
 def _rechub(
     build: Callable[..., torch.nn.Module], data: Data, setting: dict[str, Any], seed: int
 ) -> Predict:
-    from torch_rechub.basic.features import DenseFeature, SparseFeature
+    from torch_rechub.basic.features import DenseFeature, SequenceFeature, SparseFeature
 
     torch.manual_seed(seed)
     encode = NetworkInputs(data)
@@ -96,14 +102,26 @@ def _rechub(
         SparseFeature(f"id{n}", vocab_size=size, embed_dim=setting["embedding_dim"])
         for n, size in enumerate(encode.sizes)
     ]
+    lists = [
+        SequenceFeature(
+            f"list{n}",
+            vocab_size=encode.sizes[encode.candidate],
+            embed_dim=setting["embedding_dim"],
+            pooling="mean",
+            shared_with=f"id{encode.candidate}",
+            padding_idx=0,
+        )
+        for n in range(len(encode.lists))
+    ]
     numbers = [DenseFeature(f"number{n}") for n in range(encode.numbers)]
     kinds = ["classification" if t == "binary" else "regression" for t in data.tasks.values()]
     tower = {"dims": [32], "dropout": setting["dropout"]}
-    model = build(ids + numbers, kinds, tower_params_list=[tower for _ in kinds])
+    model = build(ids + lists + numbers, kinds, tower_params_list=[tower for _ in kinds])
 
-    def forward(codes: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def forward(codes: torch.Tensor, values: torch.Tensor, *entries: torch.Tensor) -> torch.Tensor:
         inputs = {f"id{n}": codes[:, n] for n in range(codes.shape[1])}
         inputs |= {f"number{n}": values[:, n] for n in range(values.shape[1])}
+        inputs |= {f"list{n}": ids for n, ids in enumerate(entries)}
         found: torch.Tensor = model(inputs)
         return found[:, None, :]
 
@@ -153,9 +171,9 @@ def din(data: Data, setting: dict[str, Any], seed: int, threads: int) -> Predict
 
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    encode = NetworkInputs(data, lists=True)
+    encode = NetworkInputs(data)
     binary = torch.tensor([kind == "binary" for kind in data.tasks.values()])
-    width, lists = setting["embedding_dim"], len(data.rows["train"].lists)
+    width, lists = setting["embedding_dim"], len(encode.lists)
     into = encode.numbers + width * (len(encode.sizes) + lists)
     unit = {"dims": [36], "activation": "dice", "use_softmax": False}
     tower = {"dims": [setting["units"], 64], "dropout": setting["dropout"], "activation": "dice"}
@@ -194,7 +212,7 @@ def tabm(data: Data, setting: dict[str, Any], seed: int, threads: int) -> Predic
         {
             "ids": torch.nn.ModuleList(torch.nn.Embedding(size, width) for size in encode.sizes),
             "members": library.TabM.make(
-                n_num_features=encode.numbers + width * len(encode.sizes),
+                n_num_features=encode.numbers + width * (len(encode.sizes) + len(encode.lists)),
                 cat_cardinalities=[],
                 d_out=len(data.tasks),
                 n_blocks=setting["blocks"],
@@ -205,8 +223,9 @@ def tabm(data: Data, setting: dict[str, Any], seed: int, threads: int) -> Predic
         }
     )
 
-    def forward(codes: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def forward(codes: torch.Tensor, values: torch.Tensor, *entries: torch.Tensor) -> torch.Tensor:
         parts = [table(codes[:, n]) for n, table in enumerate(model["ids"])]
+        parts += [_mean(model["ids"][encode.candidate], ids) for ids in entries]
         z = model["members"](torch.cat([values, *parts], dim=1))
         return torch.where(binary, torch.sigmoid(z), z)
 

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from table import Data, Predict
 
-IDS = "ids"
-"""A setting's own word for whether trees split on ids; if not, on numbers and counts alone."""
+_MOST_TREES = 1000  # stopped 30 trees after the best on validation
+IDS, COUNTS = "ids", "counts"
+"""A setting's own words for whether trees split on ids, and on their numbers of training rows."""
 
 
 def per_task(
@@ -24,16 +25,22 @@ def per_task(
     return train
 
 
+def _parts(data: Data, setting: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    """The library's own part of a setting, and the columns that are not to be read."""
+    unread = [] if setting.get(IDS, True) else list(data.categories)
+    unread += [] if setting.get(COUNTS, True) else data.counts
+    return {n: value for n, value in setting.items() if n not in (IDS, COUNTS)}, unread
+
+
 def lightgbm(
     data: Data, task: str, setting: dict[str, Any], seed: int, threads: int
 ) -> Callable[[np.ndarray], np.ndarray]:
     """As `model.baselines.lightgbm_baseline`, with the setting's own parameters."""
     import lightgbm as library
 
-    chosen = {name: value for name, value in setting.items() if name != IDS}
-    if not setting.get(IDS, True):  # a gain of nothing is never taken
-        ids = set(data.categories)
-        chosen["feature_contri"] = [float(n not in ids) for n in range(len(data.columns))]
+    chosen, unread = _parts(data, setting)
+    if unread:  # a gain of nothing is never taken
+        chosen["feature_contri"] = [float(n not in unread) for n in range(len(data.columns))]
     common = {
         "objective": "binary" if data.tasks[task] == "binary" else "regression",
         "feature_fraction": 0.8,
@@ -58,7 +65,7 @@ def lightgbm(
     booster = library.train(
         common | chosen,
         train,
-        400,
+        _MOST_TREES,
         valid_sets=[valid.set_reference(train)],
         callbacks=[library.early_stopping(30, verbose=False)],
     )
@@ -72,9 +79,9 @@ def catboost(
     import catboost as library
 
     binary = data.tasks[task] == "binary"
-    chosen = {name: value for name, value in setting.items() if name != IDS}
-    if not setting.get(IDS, True):
-        chosen["ignored_features"] = data.categories
+    chosen, unread = _parts(data, setting)
+    if unread:
+        chosen["ignored_features"] = unread
 
     def pool(x: np.ndarray, y: np.ndarray | None = None) -> Any:
         columns = x.astype(object)
@@ -83,7 +90,7 @@ def catboost(
         return library.Pool(columns, y, cat_features=data.categories)
 
     model = (library.CatBoostClassifier if binary else library.CatBoostRegressor)(
-        iterations=600,
+        iterations=_MOST_TREES,
         random_seed=seed,
         thread_count=threads,
         allow_writing_files=False,

@@ -70,6 +70,7 @@ class Tabulator:
     Attributes:
         columns: names of the F columns.
         categories: those among them that are codes.
+        counts: those among them that are numbers of training rows.
         left_out: features without a column.
         lists: id_lists of the candidate's vocabulary, see `entries`.
 
@@ -81,6 +82,7 @@ class Tabulator:
         self.contract = contract
         self.columns: list[str] = []
         self.categories: list[str] = []
+        self.counts: list[str] = []
         self.left_out: list[str] = []
         self.lists: list[str] = []
         self._ids: dict[str, _Ids] = {}
@@ -91,6 +93,7 @@ class Tabulator:
                 self._ids[name] = _most_frequent_first(_ids(train, name, feature.dtype))
                 self.columns += [name, name + COUNT]
                 self.categories.append(name)
+                self.counts.append(name + COUNT)
             elif isinstance(feature, NumberFeature) or (
                 places and isinstance(feature, PositionFeature)
             ):

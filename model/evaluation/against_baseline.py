@@ -210,9 +210,9 @@ def _note(fitted: TaskFit) -> str:
     """How a task was trained, in words."""
     said = []
     if fitted.setting is not None:
-        leaves, rate, least, ids = fitted.setting
+        leaves, rate, least, ids, counts = fitted.setting
         said.append(f"{fitted.trees} trees of {leaves} leaves, rate {rate:g}, {least} rows a leaf")
-        said += [] if ids else ["no splits on ids"]
+        said += [] if ids else ["no splits on ids" + ("" if counts else " or their counts")]
     return "; ".join([*said, *([fitted.note] if fitted.note else [])])
 
 

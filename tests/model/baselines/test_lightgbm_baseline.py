@@ -15,6 +15,7 @@ from sklearn.metrics import roc_auc_score
 from multigate.configs.errors import ConfigError, DataError
 from multigate.model.baselines import lightgbm_baseline
 from multigate.model.baselines.lightgbm_baseline import SETTINGS, fit
+from multigate.model.baselines.table import COUNT
 from multigate.model.data.rows import read_rows
 
 
@@ -63,14 +64,15 @@ def test_the_kept_setting_is_the_best_on_validation(tiny: Any, examples: Path, f
     """Trained here one by one, as the module's docstring says."""
     contract = tiny.config.contract
     splits = [read_rows(examples, split) for split in ("train", "validation")]
-    tables = [fitted.tabulator(rows) for rows in splits]
+    of = fitted.tabulator
+    tables = [of(rows) for rows in splits]
     labels = [rows.labels(contract) for rows in splits]
-    categories = [fitted.tabulator.columns.index(name) for name in fitted.tabulator.categories]
+    categories = [of.columns.index(name) for name in of.categories]
     for t, name, objective in ((0, "click", "binary"), (1, "dwell", "regression")):
         columns = [np.log1p(one[:, t]) if name == "dwell" else one[:, t] for one in labels]
         known = [~np.isnan(one) for one in columns]
         losses = []
-        for leaves, rate, least_rows, ids in SETTINGS:
+        for leaves, rate, least_rows, ids, counts in SETTINGS:
             train, valid = (
                 lightgbm.Dataset(
                     x[inside],
@@ -80,7 +82,10 @@ def test_the_kept_setting_is_the_best_on_validation(tiny: Any, examples: Path, f
                 )
                 for x, y, inside in zip(tables, columns, known, strict=True)
             )
-            gains = [float(ids or at not in categories) for at in range(tables[0].shape[1])]
+            gains = [
+                float((ids or name not in of.categories) and (counts or not name.endswith(COUNT)))
+                for name in of.columns
+            ]
             booster = lightgbm.train(
                 {
                     "feature_contri": gains,
@@ -101,13 +106,16 @@ def test_the_kept_setting_is_the_best_on_validation(tiny: Any, examples: Path, f
                     "verbosity": -1,
                 },
                 train,
-                400,
+                1000,
                 valid_sets=[valid.set_reference(train)],
                 callbacks=[lightgbm.early_stopping(30, verbose=False)],
             )
             (loss,) = booster.best_score["valid_0"].values()
-            losses.append((loss, booster.best_iteration, (leaves, rate, least_rows, ids)))
-            assert ids or not booster.feature_importance()[categories].any()
+            setting = (leaves, rate, least_rows, ids, counts)
+            losses.append((loss, booster.best_iteration, setting))
+            used = dict(zip(of.columns, booster.feature_importance(), strict=True))
+            assert ids or not any(used[name] for name in of.categories)
+            assert counts or not any(used[name + COUNT] for name in of.categories)
         _, trees, setting = min(losses)
         assert fitted.tasks[name].setting == setting
         assert fitted.tasks[name].trees == trees
@@ -206,5 +214,7 @@ def test_without_a_validation_split(tiny: Any, examples: Path, tmp_path: Path) -
 
 def test_the_choices_are_those_that_the_page_names() -> None:
     text = (Path(__file__).parents[3] / "docs/evaluation.md").read_text()
-    for leaves, rate, least, ids in lightgbm_baseline.SETTINGS:
-        assert f"({leaves}, {rate:g}, {least}{'' if ids else ', without ids'})" in text
+    for leaves, rate, least, ids, counts in lightgbm_baseline.SETTINGS:
+        without = "" if ids else ", without ids"
+        without += "" if counts else " and counts"
+        assert f"({leaves}, {rate:g}, {least}{without})" in text
