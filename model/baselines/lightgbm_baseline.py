@@ -5,8 +5,8 @@ Choices, the same for every data set:
 - Rows whose label is masked are left out, task by task. Regression labels are learnt on the
   contract's transform and scores are taken back to the label's own units, then clipped as ours are.
 - Objective `binary` (log loss) or `regression` (squared error); at most 1,000 trees, stopped 30
-  trees after the best validation loss. `feature_fraction` and `bagging_fraction` 0.8 (bagging anew for
-  each tree), `cat_smooth` and `cat_l2` 20, seed 0, everything else LightGBM's default.
+  trees after the best validation loss. `feature_fraction` and `bagging_fraction` 0.8 (bagging anew
+  for each tree), `cat_smooth` and `cat_l2` 20, seed 0, everything else LightGBM's default.
 - Of six settings (`SETTINGS`), the one with the lowest validation loss. No other tuning. Three of
   them split on no id, only on what is counted of ids (rates, rows, matches): where ids of the
   future are new, splits on known ones mislead. Two of these do not split on the number of training
