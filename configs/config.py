@@ -106,6 +106,7 @@ class Config(Frozen):
         for where, names, known in (
             ("model.gates", self.model.gates, self.contract.tasks),
             ("model.embedding_dims", self.model.embedding_dims, self.contract.features),
+            ("model.id_dropouts", self.model.id_dropouts, self.contract.features),
         ):
             for name in names:
                 if name not in known:
@@ -114,6 +115,12 @@ class Config(Frozen):
                     )
         for name in self.model.embedding_dims:
             self._check_embedding(name)
+        for name in self.model.id_dropouts:
+            if self.contract.unknown_codes(name) is None:
+                raise contradiction(
+                    f"model.id_dropouts: {name!r} has no ids that training may not know: expected "
+                    "a feature of ids with a vocabulary; leave it out"
+                )
         self._check_pairs()
         if self.model.task_weighting == "balanced" and self.train.data_parallel:
             raise contradiction(

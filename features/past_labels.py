@@ -91,8 +91,7 @@ class PastLabels:
             if not (np.abs(left) <= _LARGEST).all():
                 raise ValueError(
                     f"{label}: expected numbers of at most 2**32 to take a mean of, received "
-                    f"{left[np.argmax(~(np.abs(left) <= _LARGEST))]:g}; clip a label or take its "
-                    "logarithm (transform: log1p)"
+                    f"{left[np.argmax(~(np.abs(left) <= _LARGEST))]:g}"
                 )
             words: list[NDArray[np.int64]] = []
             while left.any() and len(words) < _WORDS:

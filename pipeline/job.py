@@ -18,6 +18,7 @@ import polars as pl
 from multigate.configs import Config, DataError, progress
 from multigate.configs.examples_store import new_examples
 from multigate.configs.files import ExamplesFolder, new_part, remove_partial, write_json
+from multigate.configs.statistics import Statistics
 from multigate.configs.storage import Place, place
 from multigate.pipeline.compute import tables, totals
 from multigate.pipeline.core import stage_bar
@@ -88,8 +89,11 @@ def run(
     """
     check(config)
     data, out = place(data), place(out)
+    priors: dict[str, float] = {}
     if previous is not None:
         data_report.read(previous)  # before the work, not after it
+        statistics = ExamplesFolder(previous).statistics
+        priors = Statistics.read(statistics).priors if statistics.is_file() else {}
     log = config.pipeline.log
     forgotten = erasure.read_list(config, data, forget)
     before = None
@@ -112,7 +116,7 @@ def run(
     buckets = count_buckets(config, shards)
     identity = None
     if local:
-        made_of = (out, window, buckets)
+        made_of = (out, window, buckets, priors)
         identity = stage_records.identity(config, data, shards, forgotten, before, *made_of)
     with new_examples(out, identity) as made:
         if made.resumed:
@@ -124,7 +128,7 @@ def run(
         # Workers on this machine need no store between them and this process.
         folder = made.local if local else made.shared
         finished = made.work / "stages" if identity is not None else None
-        plan = Plan(config, folder, out, buckets, carrier, window, finished)
+        plan = Plan(config, folder, out, buckets, carrier, window, finished, priors)
         small = _small_tables(plan, _absolute(data), forgotten, before)
         with _bar(plan, len(shards), here=usual == "files"):
             _run_beam(shards, plan, small, options)

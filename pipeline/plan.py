@@ -1,6 +1,7 @@
 """What every stage knows, and how many buckets there are."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from multigate.configs import Config
@@ -38,6 +39,8 @@ class Plan:
     """What a run of some days reads and makes; None where the whole log is."""
     finished: Path | None = None
     """Folder of the stage records, see `stages.records`; None where none are kept."""
+    priors_before: Mapping[str, float] = field(default_factory=dict)
+    """By feature, the prior of a rate in the run before, see `compute.rates.priors`."""
 
     @property
     def examples(self) -> ExamplesFolder[Place]:

@@ -181,7 +181,7 @@ def build(
         sampled.facts
         | "Sums of labels" >> beam.Map(lambda facts: facts.label_sums)
         | "AddSums" >> beam.CombineGlobally(Merge(rates.add_label_sums, dict))
-        | "Priors" >> beam.Map(lambda sums: rates.priors(config, sums))
+        | "Priors" >> beam.Map(lambda sums: rates.priors(config, sums, dict(plan.priors_before)))
     )
     answers = (
         (labelled.of_items, sampled.of_items)

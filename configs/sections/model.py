@@ -121,8 +121,9 @@ class ModelConfig(Frozen):
     """Feature -> its own width; features that share a vocabulary share its width."""
     id_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Share of the ids that training replaces by an unknown one, in candidates and lists, so that
-    the model learns what to say of ids that it has never seen. null: for each feature, the share
-    of validation's ids that the vocabulary lacks, and for users and items at least 0.1."""
+    the model learns what to say of ids that it has never seen. null: for each feature, as
+    many as make training lack the share that validation lacks of the vocabulary, and for users and
+    items at least 0.1."""
     id_dropouts: dict[str, Annotated[float, Field(ge=0, lt=1)]] = Field({})
     """Feature -> its own share, instead of `id_dropout`."""
     number_clip: float | None = Field(None, gt=0)

@@ -166,6 +166,16 @@ class Split:
         for path, members in itertools.groupby(groups, key=lambda group: group.path):
             yield from self._read_file(path, list(members))
 
+    def sample(self, limit: int) -> Examples:
+        """Up to about `limit` rows of row groups that are spread evenly; at least one group's.
+
+        Raises:
+            DataError: see `read_split`.
+        """
+        mean = max(self.rows // max(len(self.groups), 1), 1)
+        step = max(-(-len(self.groups) * mean // limit), 1)
+        return concatenate(list(self.read(self.groups[::step])))
+
     def _read_file(self, path: Path, members: list[RowGroup]) -> Iterator[Examples]:
         contract = self.encoder.contract
         groups = [group.number for group in members]

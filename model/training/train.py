@@ -36,7 +36,7 @@ from multigate.model.training.row_moments import Moments
 from multigate.model.training.workspace import TEACHER, Workspace
 
 _VALIDATION_BATCH = 4096
-_SAMPLED_ROWS = 1 << 18  # of the validation split, to measure the share of unknown ids
+_SAMPLED_ROWS = 1 << 18  # of a split, to measure the share of unknown ids
 
 
 class Trained(TypedDict):
@@ -139,9 +139,13 @@ def train(
             check_labels(examples, split, config.contract)
         # Every worker validates on the whole split: equal weights, equal decisions.
         held_out = make_feed(validation, config.contract, statistics, _VALIDATION_BATCH, options)
-        sample = held_out.sample(_SAMPLED_ROWS).features
         dropped = unknown_ids.dropout_shares(
-            config.contract, config.model, unknown_ids.unknown_shares(config.contract, sample)
+            config.contract,
+            config.model,
+            *(
+                unknown_ids.unknown_shares(config.contract, rows.sample(_SAMPLED_ROWS).features)
+                for rows in (held_out, train_split)
+            ),
         )
         ranker = checkpoint.make_ranker(
             config.contract,

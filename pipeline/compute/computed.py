@@ -328,7 +328,10 @@ def _counters(
             try:
                 found[name] = mean_value(sets[own], queries, of, rule.within)
             except ValueError as error:
-                raise DataError(f"contract.features.{name}: {error}") from None
+                raise DataError(
+                    f"contract.features.{name}: {error}; log the values in a larger unit, such as "
+                    "seconds instead of microseconds, or take the largest (max)"
+                ) from None
         elif feature.max is not None:
             found[name] = largest_value(sets[own], queries, of, rule.within)
     return found

@@ -142,7 +142,10 @@ def feature_totals(past: PastLabels, name: str, task: str, window: Window) -> To
     try:
         return past.totals(LABEL + task, window)
     except ValueError as error:
-        raise DataError(f"contract.features.{name}: {error}") from None
+        raise DataError(
+            f"contract.features.{name}: {error}; clip the labels of task {task!r} or take their "
+            "logarithm (transform: log1p)"
+        ) from None
 
 
 class KeyRates:
@@ -246,10 +249,16 @@ def add_label_sums(left: LabelSums, right: LabelSums) -> LabelSums:
     return found
 
 
-def priors(config: Config, sums: LabelSums) -> Priors:
+def priors(config: Config, sums: LabelSums, before: Priors) -> Priors:
     """The prior of each rate and mean: as configured, or the task's mean over the training split.
 
-    Of a task without any label in training, the prior is 0.
+    A task without any label in training has the prior of the run before: some days of a log may all
+    be validation's, and what is served has the newest run's priors.  Without one it is 0.
+
+    Args:
+        config: names the features.
+        sums: of the training split.
+        before: the priors of the run before; empty without one.
     """
     means = {name: measure.Moments() for name in _with_prior(config)}
     for name, part in sums.items():
@@ -257,6 +266,8 @@ def priors(config: Config, sums: LabelSums) -> Priors:
     found = {}
     for name, rule in config.contract.label_counters().items():
         if not isinstance(rule, LabelCount):
-            prior = means[rule.task].mean if rule.prior is None else rule.prior
-            found[name] = float(np.float64(prior))
+            prior = rule.prior
+            if prior is None and means[rule.task].count == 0:
+                prior = before.get(name)
+            found[name] = float(np.float64(means[rule.task].mean if prior is None else prior))
     return found

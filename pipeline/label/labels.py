@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from multigate.configs import Config
 from multigate.configs.contract import Contract
+from multigate.configs.errors import DataError
 from multigate.configs.files import LABEL
 from multigate.configs.sections.labels import (
     ColumnLabel,
@@ -163,6 +164,9 @@ def apply_steps(contract: Contract, values: dict[str, pl.Series]) -> dict[str, p
         (B,) labels by task, float32, null where masked. A binary label without `at_least` is 1
         where the value is above 0. A masked label of another task counts as
         not 1, both for `without` and for `when`.
+
+    Raises:
+        DataError: a label is beyond float32, as a sum or a ratio of good numbers can be.
     """
     labels: dict[str, pl.Series] = {}
     for name in contract.tasks_in_order():
@@ -180,6 +184,12 @@ def apply_steps(contract: Contract, values: dict[str, pl.Series]) -> dict[str, p
             nothing = pl.Series([None] * len(label), dtype=pl.Float64)
             label = label.zip_with(_is_one(labels[task.when]), nothing)
         labels[name] = label.cast(pl.Float32).alias(name)
+        beyond = label.filter(labels[name].is_infinite())
+        if len(beyond):
+            raise DataError(
+                f"contract.tasks.{name}.label: expected numbers within float32, received "
+                f"{beyond[0]:g}; set the task's clip"
+            )
     return {name: labels[name] for name in contract.tasks}
 
 

@@ -28,8 +28,8 @@ from multigate.pipeline.read.parse import (
     no_reasons,
     parse_feature,
     parse_id,
-    parse_number,
     parse_time,
+    parse_value,
     parse_weight,
 )
 from multigate.pipeline.read.sources import Chunk
@@ -83,7 +83,7 @@ def normalise(
         parsed["event"] = parse_id(kind, "string").required()
         impression = (parsed["event"].values == log.impression).fill_null(False)
         if role_exists(config, "value"):
-            parsed["value"] = parse_number(role("value"))
+            parsed["value"] = parse_value(role("value"))
     if log.columns.weight is not None:
         weight = parse_weight(raw(None if feedback else log.columns.weight))
         parsed["weight"] = weight.excused(~impression)
@@ -95,7 +95,7 @@ def normalise(
         # Only impressions carry features into examples.
         parsed[FEATURE + name] = column.excused(~impression)
     for name in number_columns(config):
-        parsed[COLUMN + name] = parse_number(raw(name))
+        parsed[COLUMN + name] = parse_value(raw(name))
     for name in known_columns(config):
         parsed[KNOWN + name] = parse_time(raw(name), unit, log.unknown_time, log.time_zone)
     if columns.user is None:

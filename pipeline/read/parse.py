@@ -203,6 +203,7 @@ def parse_id(raw: pl.Series, dtype: str) -> Parsed:
 
 
 _NOT_INTEGER = "expected an integer"
+_NOT_FLOAT32 = "expected a number within float32"
 
 
 def parse_number(raw: pl.Series) -> Parsed:
@@ -219,6 +220,14 @@ def parse_number(raw: pl.Series) -> Parsed:
     bad = _reasons(values.is_null() & given.is_not_null(), "expected a number")
     infinite = _reasons(values.is_infinite(), "expected a finite number")
     return Parsed(values.fill_nan(None), coalesce(bad, infinite))
+
+
+def parse_value(raw: pl.Series) -> Parsed:
+    """Parse what labels and features are computed of: numbers within float32, as they stay."""
+    number = parse_number(raw)
+    # Examples hold float32: a number outside its range would be infinite.
+    infinite = _reasons(number.values.cast(pl.Float32).is_infinite(), _NOT_FLOAT32)
+    return Parsed(number.values, coalesce(number.reasons, infinite))
 
 
 def parse_weight(raw: pl.Series) -> Parsed:
@@ -250,11 +259,8 @@ def parse_feature(raw: pl.Series, feature: Feature, zone: str = "UTC") -> Parsed
     if isinstance(feature, NumberFeature):
         if feature.age is not None:
             return parse_time(raw, feature.age, None, zone, BIRTHS)
-        number = parse_number(raw)
-        # The model reads float32: a number outside its range would be infinite.
-        narrow = number.values.cast(pl.Float32)
-        infinite = _reasons(narrow.is_infinite(), "expected a number within float32")
-        return Parsed(narrow, coalesce(number.reasons, infinite))
+        number = parse_value(raw)
+        return Parsed(number.values.cast(pl.Float32), number.reasons)
     position = parse_id(raw, "int")
     negative = _reasons(position.values < 0, "expected a position from 0")
     return Parsed(position.values, coalesce(position.reasons, negative))

@@ -119,6 +119,7 @@ def report(
     }
     unsplit = _unsplit_lists(config.contract, logged["train"])
     found["advice"] = [*account["advice"], *unknown_ids(found["unknown"]), *unsplit]
+    found["advice"] += _without_prior(config, statistics)
     found["drift"] = None if before is None else drift(found, before)
     return found
 
@@ -143,6 +144,21 @@ def unknown_ids(shares: dict[str, dict[str, float | None]]) -> list[str]:
                 "features that new ids have too (age, counts, categories) help more"
             )
     return found
+
+
+def _without_prior(config: Config, statistics: Statistics) -> list[str]:
+    """Say which tasks' rates have a prior of 0 for lack of labels."""
+    found: dict[str, list[str]] = {}
+    for name, rule in config.contract.label_counters().items():
+        unnamed = name in statistics.priors and getattr(rule, "prior", None) is None
+        if unnamed and statistics.priors[name] == statistics.tasks[rule.task].count == 0:
+            found.setdefault(rule.task, []).append(name)
+    return [
+        f"{', '.join(names)}: the prior is 0, because no training row has a label of task "
+        f"{task!r}; give the run of the days before with --previous, whose prior it then is, or "
+        "name the prior in a label_rate of your own"
+        for task, names in found.items()
+    ]
 
 
 def _unsplit_lists(contract: Contract, train: pl.LazyFrame) -> list[str]:

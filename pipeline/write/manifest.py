@@ -10,7 +10,7 @@ The job does not publish unless both sums hold.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from multigate.configs import Config, DataError
 from multigate.configs.sections.log import JsonLinesFormat
 from multigate.configs.sections.nearest import did_you_mean, listed
 from multigate.configs.storage import Place
+from multigate.pipeline.compute import tables
 from multigate.pipeline.core.columns import event_types
 from multigate.pipeline.core.facts import RunFacts, ShardFacts
 from multigate.pipeline.read import drift, log_end
@@ -27,6 +28,7 @@ NO_TIME = "time: expected"
 """How the reason of a row begins whose time cannot be read."""
 
 _FEWEST_ADVICE, _SHARE_ADVICE = 10, 0.001
+_SHARE_DROPPED = 0.01
 
 
 def problem(
@@ -173,6 +175,19 @@ def advice(shards: Sequence[ShardFacts]) -> list[str]:
     ]
 
 
+def _without_side_row(config: Config, counts: Mapping[str, int]) -> list[str]:
+    """Say how much of the log the side tables do without, and how to keep it."""
+    shown = counts["impressions"] + counts["dropped"]
+    if counts["dropped"] <= _SHARE_DROPPED * shown:
+        return []
+    names = [name for source in ("users", "items") for name in tables.required(config, source)]
+    return [
+        f"{counts['dropped']:,} of {shown:,} impressions are left out, because a side table has no "
+        f"value of {', '.join(names)} for them: complete the table, or let the feature be missing "
+        "(missing: indicator)"
+    ]
+
+
 def rejects_beside(out: Place) -> Place:
     """Where a failed run leaves its rejects."""
     return out.with_name(f"{out.name}.rejects")
@@ -261,7 +276,11 @@ def build(
         "rejected": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
         "files": dict(sorted(files.items())),
         "damaged": [asdict(shard.damage) for shard in shards if shard.damage is not None],
-        "advice": [*advice(shards), *drift.absent_columns(config, shards)],
+        "advice": [
+            *advice(shards),
+            *drift.absent_columns(config, shards),
+            *_without_side_row(config, counts),
+        ],
     }
 
 

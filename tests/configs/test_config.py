@@ -228,6 +228,8 @@ def edit(values: dict, path: str, value: object) -> dict:
         ("pipeline/log/columns/session", None, "needs pipeline.log.columns.session"),
         ("model/gates", {"lik": {"name": "softmax"}}, "model.gates: expected one of view"),
         ("model/embedding_dims", {"usr": 3}, "model.embedding_dims: expected one of user_id"),
+        ("model/id_dropouts", {"usr": 0.3}, "model.id_dropouts: expected one of user_id"),
+        ("model/id_dropouts", {"item_like_rate": 0.3}, "'item_like_rate' has no ids that training"),
         (
             "model/wide",
             {"crosses": 8192, "pairs": [["item_id", "item_id"]]},

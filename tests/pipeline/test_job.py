@@ -139,6 +139,10 @@ def test_an_impression_needs_its_side_tables(event_config, read_examples, tmp_pa
     # q has no topic, which the contract requires: dropped, and never a negative either.
     assert manifest["rows"]["dropped"] == 1
     assert manifest["rows"]["impressions"] == 3
+    assert manifest["advice"] == [
+        "1 of 4 impressions are left out, because a side table has no value of topic for them: "
+        "complete the table, or let the feature be missing (missing: indicator)"
+    ]
     rows = read_examples(tmp_path / "out").sort("meta/time", "meta/sampled").to_dicts()
     assert [(r["user_id"], r["item_id"], r["topic"], r["age"]) for r in rows] == [
         ("a", "x", "t1", 33.0),

@@ -1,13 +1,17 @@
 """Id dropout: which ids become unknown ones, how many, and only in training."""
 
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
+from multigate.configs.config import Config
+from multigate.configs.sections.base import parse
 from multigate.model.checkpoints import checkpoint
 from multigate.model.data.encoding import Encoder
+from multigate.model.data.examples import Split
 from multigate.model.data.unknown_ids import dropout_shares, unknown_shares
 from multigate.model.ranker.id_dropout import IdDropout
 
@@ -71,14 +75,42 @@ def test_the_default_share_is_validations_and_at_least_a_tenth_for_users_and_ite
     }
     unknown = unknown_shares(config.contract, encoded)
     assert unknown == pytest.approx({"user_id": 1 / 3, "item_id": 0, "country": 0, "recent": 5 / 6})
-    shares = dropout_shares(config.contract, config.model, unknown)
+    nothing = dict.fromkeys(unknown, 0.0)
+    shares = dropout_shares(config.contract, config.model, unknown, nothing)
     assert shares == pytest.approx(
         {"user_id": 1 / 3, "item_id": 0.1, "country": 0, "recent": 5 / 6}
     )
     chosen = config.model.model_copy(update={"id_dropout": 0.2, "id_dropouts": {"recent": 0.0}})
-    assert dropout_shares(config.contract, chosen, unknown) == {
+    assert dropout_shares(config.contract, chosen, unknown, nothing) == {
         "user_id": 0.2,
         "item_id": 0.2,
         "country": 0.2,
         "recent": 0.0,
     }
+
+
+def test_what_training_lacks_itself_is_not_dropped_again(tiny: Any) -> None:
+    """Of 1000 ids training lacks 250; with a third of the others dropped it lacks half."""
+    config = tiny.make_config()
+    unknown = {"user_id": 0.5, "item_id": 0.3, "country": 0.4, "recent": 0.2}
+    in_training = {"user_id": 0.25, "item_id": 0.3, "country": 0.6, "recent": 1.0}
+    shares = dropout_shares(config.contract, config.model, unknown, in_training)
+    assert shares == pytest.approx({"user_id": 1 / 3, "item_id": 0.1, "country": 0, "recent": 0.1})
+
+
+def test_a_missing_id_with_a_default_drops_nothing(tiny: Any, tmp_path: Path) -> None:
+    """The default stands in no vocabulary: a fifth of all rows, in both splits alike."""
+    values = tiny.config.model_dump(mode="json")
+    values["contract"]["features"]["country"] |= {"missing": "default", "default": "none"}
+    config = parse(Config, values, "tiny")
+    tiny.write_examples(tmp_path, config, rows=2000)
+    (tmp_path / "checkpoint").mkdir()
+    checkpoint.create(tmp_path / "checkpoint", config, tmp_path)
+    encoder = Encoder.read(tmp_path / "checkpoint")
+    splits = (Split(tmp_path, split, encoder) for split in ("validation", "train"))
+    unknown, in_training = (
+        unknown_shares(config.contract, split.sample(1 << 18).features) for split in splits
+    )
+    assert in_training["country"] == pytest.approx(0.2, abs=0.05)
+    shares = dropout_shares(config.contract, config.model, unknown, in_training)
+    assert shares["country"] < 0.05

@@ -205,3 +205,27 @@ def test_totals_end_where_no_feedback_may_still_move(event_config):
     """Under `clock_skew` a like may belong to a view that comes later, of the next run."""
     config = event_config(**{"pipeline.hold_back": False, "pipeline.clock_skew": "5s"})
     assert totals.as_of(config, DAYS[1]) == DAYS[1] - timedelta(seconds=5)
+
+
+def test_a_day_without_training_rows_has_the_prior_of_the_day_before(
+    logs, impression_config, tmp_path, caplog
+):
+    """Its rates would else lie near 0, for rows without labels at 0: the model learnt the mean."""
+    changes = {name: None for name in IMPRESSIONS if name.endswith(("_clicks", "_ctr", "_stars"))}
+    split = {"by": "time", "validation": DAYS[4].isoformat(), "test": DAYS[5].isoformat()}
+    rates = {"of": ["user"], "tasks": ["click"], "within": "1d"}
+    own = {"contract.rates": rates, "pipeline.split": split}
+    config = impression_config(**(IMPRESSIONS | own | changes))
+    priors, previous = {}, None
+    for day in (3, 4, 5):
+        span, out = (DAYS[day], DAYS[day + 1]), tmp_path / f"{day}"
+        run(config, logs / "impressions", out, span=span, previous=previous)
+        priors[day] = json.loads(ExamplesFolder(out).statistics.read_text())["priors"]
+        previous = out
+        audit(config, logs / "impressions", out)
+    assert 0.3 < priors[3]["user_click_rate"] < 0.7
+    assert priors[3] == priors[4] == priors[5]
+    assert not any("prior" in line for line in caplog.messages)
+    run(config, logs / "impressions", tmp_path / "alone", span=(DAYS[4], DAYS[5]))
+    (line,) = [line for line in caplog.messages if "prior" in line]
+    assert line.startswith("user_click_rate: the prior is 0, because no training row has a label")

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 
+from multigate.configs import DataError
 from multigate.pipeline.job import run
 from multigate.pipeline.label.attribute import attribute
 from multigate.pipeline.label.labels import apply_steps
@@ -72,6 +73,19 @@ def test_masks_follow_without_and_when(event_config):
     assert labels["both"].to_list() == [0.0, 1.0, 1.0, 0.0, None, None]
     assert labels["given"].to_list() == [1.0, None, None, None, None, None]
     assert list(labels) == ["both", "given", "bad"]
+
+
+def test_a_sum_beyond_float32_is_refused(event_config):
+    rule = {"rule": "event", "events": ["RATE"], "aggregate": "sum"}
+    task = {"group": "engagement", "type": "regression", "label": rule}
+    contract = event_config(**{"contract.tasks": {"paid": task}}).contract
+    whole = pl.Series([1.0, 3e38, None])
+    assert apply_steps(contract, {"paid": whole})["paid"].to_list()[0] == 1.0
+    message = r"^contract\.tasks\.paid\.label: expected numbers within float32, received 6e\+38"
+    with pytest.raises(DataError, match=message):
+        apply_steps(contract, {"paid": whole + whole})
+    clipped = event_config(**{"contract.tasks": {"paid": task | {"clip": [0, 100]}}}).contract
+    assert apply_steps(clipped, {"paid": whole + whole})["paid"].to_list() == [2.0, 100.0, None]
 
 
 def test_negatives_of_an_impression_log_take_the_items_own_features(

@@ -8,7 +8,13 @@ import pytest
 from pydantic import TypeAdapter
 
 from multigate.configs.contract import Feature, IdListFeature, NumberFeature, PositionFeature
-from multigate.pipeline.read.parse import parse_feature, parse_id, parse_number, parse_time
+from multigate.pipeline.read.parse import (
+    parse_feature,
+    parse_id,
+    parse_number,
+    parse_time,
+    parse_value,
+)
 
 OUTSIDE = "outside the years 1970 to 2100"
 
@@ -147,6 +153,9 @@ def test_numbers():
     number = NumberFeature(kind="number", side="item")
     large = parse_feature(text("1e39"), number)
     assert large.reasons.to_list() == ["expected a number within float32"]
+    # What labels are made of stays exact, and fits into the examples.
+    beyond = "expected a number within float32"
+    check(parse_value(text("-1e39", "0.1", "")), [-1e39, 0.1, None], [beyond, None, None])
 
 
 def test_lists():
