@@ -5,6 +5,7 @@ rule that finds nothing masks the label: it is null, which is not the same as 0.
 states every rule, with examples.
 """
 
+import math
 from datetime import timedelta
 from typing import Annotated, Literal
 
@@ -136,6 +137,19 @@ class Task(Frozen):
         if isinstance(self.label, DwellLabel):
             limits.append(self.label.cap.total_seconds())
         return min(limits, default=None)
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The least and the largest score in own units; None where it has neither.
+
+        Those of `clip`; no amount is below 0, and no time that was cut off at the cap above it.
+        """
+        low, high = self.clip or (-math.inf, math.inf)
+        if isinstance(self.loss, ZeroInflated):
+            low = max(low, 0.0)
+        if isinstance(self.loss, Censored) and self.cap is not None:
+            high = min(high, self.cap)
+        return None if (low, high) == (-math.inf, math.inf) else (low, high)
 
     @property
     def predicts_mean(self) -> bool:

@@ -27,6 +27,7 @@ from multigate.jobs.onboarding.check_features import (
 from multigate.jobs.onboarding.cost import pipeline_cost, training_cost
 from multigate.jobs.onboarding.findings import Checked, Finding
 from multigate.jobs.onboarding.sample import BadValue, Sample, divide, label, read_sample
+from multigate.model.data import funnels
 from multigate.pipeline.compute import ages, tables
 from multigate.pipeline.core.columns import check as check_columns
 from multigate.pipeline.core.columns import event_types
@@ -249,6 +250,11 @@ def _check_labels(
                 )
         elif values.count() and values.n_unique() <= 1 + (values.null_count() > 0):
             found.warn(where, f"every label is {values.drop_nulls()[0]:g}; nothing can be learnt")
+        if task.given is not None:
+            ones = impressions.filter(pl.col(LABEL + name) == 1)
+            wrong = len(ones.filter(pl.col(LABEL + task.given) == 0))
+            if wrong:
+                found.fail(where, funnels.contradiction(name, task.given, wrong, len(ones)))
         if not values.count():
             message = "no impression of the sample has a label; the rule finds nothing"
             found.findings.append(Finding(sample.whole, where, message))

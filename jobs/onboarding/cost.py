@@ -22,7 +22,7 @@ _FLOPS = 16e9  # per second and core, in the layers of a training
 _STEP = 0.015  # seconds of a training step beside its arithmetic
 _CELLS = 1e8  # per second and core, in boosted trees: rows times columns times trees
 _TREES = 100  # of a fit of the teacher; early stopping decides
-_SETTINGS = 4  # that the teacher tries in its first fold, and one in each other fold
+_SETTINGS = 6  # that the teacher tries in its first fold, and one in each other fold
 
 
 @dataclass(frozen=True)

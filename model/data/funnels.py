@@ -33,9 +33,20 @@ def check_labels(examples: Path, split: str, contract: Contract) -> None:
             positive += pc.sum(ones).as_py() or 0
             wrong += pc.sum(pc.and_(ones, pc.equal(table[columns[1]], 0))).as_py() or 0
         if wrong:
-            raise DataError(
-                f"{folder}: task {name!r} is given {task.given!r}, and its label is 1 in {wrong} "
-                f"rows (of {positive} with 1) where that of {task.given!r} is 0; expected none: "
-                f"count the events of {name!r} for {task.given!r} too, give both the same within, "
-                "or remove given"
-            )
+            raise DataError(f"{folder}: {contradiction(name, task.given, wrong, positive)}")
+
+
+def contradiction(name: str, given: str, wrong: int, positive: int) -> str:
+    """What is wrong with a funnel's labels, and what to do.
+
+    Args:
+        name: of the task.
+        given: the task that it is given.
+        wrong: rows where its label is 1 and that of `given` is 0.
+        positive: rows where its label is 1.
+    """
+    return (
+        f"task {name!r} is given {given!r}, and its label is 1 in {wrong} rows (of {positive} with "
+        f"1) where that of {given!r} is 0; expected none: count the events of {name!r} for "
+        f"{given!r} too, give both the same within, or remove given"
+    )

@@ -13,6 +13,10 @@ where z estimates them.
                slope is 1.
     auto       platt; isotonic where it is better by more than `_CLEARLY` standard errors.
 
+The loss `zero_inflated` gives an amount, which is not below 0 and has a long tail: its curve is a
+factor, the labels' sum over the scores', under every method.  A line of free height would make
+small amounts negative.
+
 Rates are smoothed, (positives + 1) / (rows + 2), so that their logits are finite.
 
 Where the rows have weights in training (`Config.row_weight`), they have them here: a log that keeps
@@ -23,12 +27,13 @@ A curve is used only where it lowers the task's loss on rows that it was not fit
 is halved by time (at random where there are no times), each half's curve is measured on the other
 half, and the sum must fall.  Halves by time refuse curves that fit a passing rate: on Deskdrop,
 random halves let dwell, follow and comment be calibrated, and each got worse on later rows.  The
-loss is log loss, or the squared error on the scale of training, within the label's `clip`.
+loss is log loss, or the squared error on the scale of training, within the task's limits.
 scikit-learn's `CalibratedClassifierCV` was considered: it calibrates classifiers only, and its
 curves are not piecewise linear functions of the logit, which the graph holds.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import keras
@@ -39,6 +44,7 @@ from sklearn.metrics import log_loss
 
 from multigate.configs.contract import Contract
 from multigate.configs.sections.labels import Task
+from multigate.configs.sections.losses import ZeroInflated
 from multigate.configs.statistics import Statistics, TaskStatistics
 from multigate.model.evaluation.measures.tasks import expected_calibration_error
 from multigate.model.gates.parts.base import Tensor
@@ -77,6 +83,10 @@ class Curve(NamedTuple):
         widths = np.diff(self.x)
         passed = ops.clip((z[:, None] - self.x[:-1]) / widths, 0.0, 1.0)  # (N, K - 1)
         return result + ops.sum(passed * np.diff(self.y), axis=1)
+
+
+_Fit = Callable[[np.ndarray, np.ndarray, np.ndarray], Curve | None]
+"""Logits, labels and weights (n,) to a curve; None where nothing rises."""
 
 
 class TaskCalibration(TypedDict):
@@ -186,7 +196,7 @@ def _choose(
     """The curve of one task, what made it, or the reason why there is none.
 
     Args:
-        task: its type and clip.
+        task: its type, loss and limits.
         statistics: of the task.
         method: to use.
         z: (n,) logits.
@@ -194,22 +204,22 @@ def _choose(
         w: (n,) weights, 1 in the mean.
         late: (n,) bool, the rows of the second half.
     """
-    binary = task.type == "binary"
+    fits = _fits(task, statistics)
     loss = _row_losses(task, statistics, y)
     as_it_is = loss(z)
-    used: Method = "platt" if method == "auto" else method
-    checked = _cross_fitted(used, z, y, w, binary, late)
-    if method == "auto":
-        other = _cross_fitted("isotonic", z, y, w, binary, late)
+    used: Method = "isotonic" if method == "isotonic" and "isotonic" in fits else "platt"
+    checked = _cross_fitted(fits[used], z, y, w, late)
+    if method == "auto" and "isotonic" in fits:
+        other = _cross_fitted(fits["isotonic"], z, y, w, late)
         gain = w * (loss(checked) - loss(other))
         if gain.mean() > _CLEARLY * gain.std() / np.sqrt(len(y)):
             used, checked = "isotonic", other
-    curve = _FIT[used](z, y, w, binary)
+    curve = fits[used](z, y, w)
     if curve is None:
         return None, used, "its scores do not rise with the label on the validation split"
     before, after = float((w * as_it_is).mean()), float((w * loss(checked)).mean())
     if not after < before:
-        what = "log loss" if binary else "squared error"
+        what = "log loss" if task.type == "binary" else "squared error"
         return (
             None,
             used,
@@ -230,14 +240,22 @@ def _late(rows: int, times: np.ndarray | None) -> np.ndarray:
     return np.random.default_rng(0).permutation(rows) % 2 == 1
 
 
+def _fits(task: Task, statistics: TaskStatistics) -> Mapping[Method, _Fit]:
+    """What makes a curve of logits, labels and weights (n,), by method."""
+    if isinstance(task.loss, ZeroInflated):
+        return {"platt": partial(_factor, nothing=-statistics.mean / statistics.std)}
+    binary = task.type == "binary"
+    return {"platt": partial(_platt, binary=binary), "isotonic": partial(_isotonic, binary=binary)}
+
+
 def _cross_fitted(
-    method: Method, z: np.ndarray, y: np.ndarray, w: np.ndarray, binary: bool, late: np.ndarray
+    fit: _Fit, z: np.ndarray, y: np.ndarray, w: np.ndarray, late: np.ndarray
 ) -> np.ndarray:
     """Each row's logit by the curve of the half that it is not in, (n,); z without a curve."""
     result = z.copy()
     for half in (late, ~late):
         y_fit = y[~half]
-        curve = None if np.ptp(y_fit) == 0 else _FIT[method](z[~half], y_fit, w[~half], binary)
+        curve = None if np.ptp(y_fit) == 0 else fit(z[~half], y_fit, w[~half])
         if curve is not None:
             result[half] = _evaluate(curve, z[half])
     return result
@@ -246,12 +264,12 @@ def _cross_fitted(
 def _row_losses(
     task: Task, statistics: TaskStatistics, y: np.ndarray
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """A function of logits (n,): log loss, or squared error within the label's clip, (n,)."""
+    """A function of logits (n,): log loss, or squared error within the limits, (n,)."""
     if task.type == "binary":
         return lambda z: np.logaddexp(0.0, z) - y * z
     low, high = -np.inf, np.inf
-    if task.clip is not None:
-        ends = np.asarray(task.clip, np.float64)
+    if task.limits is not None:
+        ends = np.asarray(task.limits, np.float64)
         low, high = (scores.transform(task, ends) - statistics.mean) / statistics.std
     return lambda z: (y - np.clip(z, low, high)) ** 2
 
@@ -353,6 +371,15 @@ def _platt(z: np.ndarray, y: np.ndarray, w: np.ndarray, binary: bool) -> Curve |
     return Curve(np.zeros(1, np.float32), np.array([offset], np.float32), slope)
 
 
+def _factor(z: np.ndarray, y: np.ndarray, w: np.ndarray, nothing: float) -> Curve | None:
+    """Amounts times the sum of the labels over theirs; `nothing` is the logit of an amount of 0."""
+    amounts, labels = (float(np.average(values - nothing, weights=w)) for values in (z, y))
+    if amounts <= 0 or labels <= 0:
+        return None
+    fixed = np.array([nothing], np.float32)
+    return Curve(fixed, fixed, labels / amounts)
+
+
 def _isotonic(z: np.ndarray, y: np.ndarray, w: np.ndarray, binary: bool) -> Curve | None:
     """Linear between pools of bins; None where nothing rises."""
     order = np.argsort(z, kind="stable")
@@ -374,9 +401,3 @@ def _isotonic(z: np.ndarray, y: np.ndarray, w: np.ndarray, binary: bool) -> Curv
     if y_knots[-1] <= y_knots[0]:
         return None
     return Curve(x.astype(np.float32), y_knots.astype(np.float32), 1.0)
-
-
-_FIT: Mapping[Method, Callable[[np.ndarray, np.ndarray, np.ndarray, bool], Curve | None]] = {
-    "platt": _platt,
-    "isotonic": _isotonic,
-}

@@ -12,9 +12,12 @@ downsampled.  With a single task, s is the share itself and the correction is ex
 is exact on average.  Sampled negatives, of items that the log does not show, are not logged
 impressions; no correction is known for them.
 
-Smearing (Duan 1983).  A task trained on log(1 + y) predicts the mean of that, and its inverse is
-near y's median.  The mean of y is estimated by S * exp(prediction) - 1, with S the mean over the
-validation split of exp(label - prediction) on the logarithmic scale: the logit plus log(S) / std.
+Smearing.  A task trained on log(1 + y) predicts the mean of that, and its inverse is near y's
+median.  The mean of y is estimated by S * exp(prediction) - 1, with S the sum over the validation
+split of 1 + y over that of exp(prediction): the logit plus log(S) / std.  Duan (1983) takes the
+mean of the ratios (1 + y) / exp(prediction) instead, which is the same where they do not depend on
+the prediction.  On Deskdrop they do: low predictions err more, and his factor is a quarter too
+high.
 
 Calibration is fitted to logits that are corrected for downsampling.  Because the validation split
 is not downsampled, it would correct downsampled negatives by itself; fitted this way, it does not
@@ -53,7 +56,7 @@ class NegativesReport(TypedDict):
 
 
 class SmearingReport(TypedDict):
-    """Duan's factor of one task, and its RMSE on test rows; None where no test row has a label."""
+    """The factor of one task, and its RMSE on test rows; None where no test row has a label."""
 
     factor: float
     before: float | None
@@ -226,7 +229,8 @@ def smearing_factors(
         z, y = logits[name][known], labels[known, t]
         w = None if weights is None else weights[known]
         predicted = z.astype(np.float64) * of_task.std + of_task.mean
-        factor = float(np.average(np.exp(scores.transform(task, y) - predicted), weights=w))
+        means = (np.average(np.exp(of), weights=w) for of in (scores.transform(task, y), predicted))
+        factor = float(np.divide(*means))
         before = rmse(contract, statistics, name, z, y, w)
         after = rmse(contract, statistics, name, z + np.log(factor) / of_task.std, y, w)
         if before is not None and after is not None and after < before:

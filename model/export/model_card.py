@@ -96,7 +96,7 @@ def text(
     for name, found in metrics.get("smearing", {}).items():
         lines.append(
             f"- {name} is trained on the label's logarithm; its score times {found['factor']:.3f} "
-            "(Duan's smearing factor, of the label plus 1) estimates the mean instead of roughly "
+            "(the smearing factor, of the label plus 1) estimates the mean instead of roughly "
             "the median."
         )
     corrected = metrics.get("negatives")

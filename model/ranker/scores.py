@@ -15,10 +15,10 @@ def score(task: Task, statistics: TaskStatistics, logit: Tensor) -> Tensor:
     """Score of one task in its label's own units.
 
     binary: sigmoid(logit), a probability.  regression: logit * std + mean, then exp(.) - 1 where
-    the label's transform is log1p, then clipped to the label's limits.
+    the label's transform is log1p, then clipped to the task's limits.
 
     Args:
-        task: its type, transform and clip.
+        task: its type, transform and limits.
         statistics: of the task, from the training split.
         logit: any shape, a backend's tensor.
 
@@ -31,8 +31,8 @@ def score(task: Task, statistics: TaskStatistics, logit: Tensor) -> Tensor:
     value = logit * statistics.std + statistics.mean
     if task.transform == "log1p":
         value = ops.expm1(value)
-    if task.clip is not None:
-        value = ops.clip(value, *task.clip)
+    if task.limits is not None:
+        value = ops.clip(value, *task.limits)
     return value
 
 

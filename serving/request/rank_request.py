@@ -375,6 +375,12 @@ class RequestReader:
                         f"feature {other!r}: expected feature {name!r} with it, whose entries it "
                         "describes; send both or neither"
                     )
+                texts = given[name].texts.values
+                if "" in texts:  # it is left out, and its place among the others' with it
+                    raise InvalidRequestError(
+                        f"feature {name!r}: value {list(texts).index('') + 1} is an empty text, "
+                        f"and {other!r} describes its entries; leave the entry out of both"
+                    )
                 expected, received = inputs[name + LENGTH][0], inputs[other + LENGTH][0]
                 if received not in (0, expected):
                     raise InvalidRequestError(

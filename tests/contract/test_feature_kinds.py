@@ -397,6 +397,10 @@ def test_a_call_describes_the_entries_of_the_history_that_it_sends(run: Run) -> 
         match="'recent__age': expected 2 values, one for each entry of 'recent', received 1",
     ):
         read(recent=["i3", "i4"], recent__age=[70])
+    # An empty id is left out of the history: what is said of its place would say it of another.
+    with pytest.raises(InvalidRequestError, match="'recent': value 2 is an empty text, and 'rece"):
+        read(recent=["i3", "", "i4"], recent__age=[70, 5, 8])
+    assert read(recent=["i3", "", "i4"]).inputs["recent__length"] == [2]
     with pytest.raises(InvalidRequestError, match="'recent__age': expected feature 'recent' with"):
         read(recent__age=[70])
 

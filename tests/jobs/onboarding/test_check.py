@@ -79,9 +79,9 @@ def test_a_teacher_costs_time_and_memory(log):
     assert plain["seconds"] < taught["seconds"] < more["seconds"]
     assert plain["gib"] < taught["gib"]
     assert "the teacher" not in plain["how"]
-    assert "before them the teacher: 7 fits for each of 8 tasks" in taught["how"]
+    assert "before them the teacher: 9 fits for each of 8 tasks" in taught["how"]
     ratio = (more["seconds"] - plain["seconds"]) / (taught["seconds"] - plain["seconds"])
-    assert ratio == pytest.approx((11 * 7 / 8) / (7 * 3 / 4))
+    assert ratio == pytest.approx((13 * 7 / 8) / (9 * 3 / 4))
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,10 @@ def test_a_teacher_costs_time_and_memory(log):
             "set contract.features.country.missing: indicator",
         ),
         ({"contract.features.topic.source": "items"}, "source: items needs pipeline.items"),
+        (
+            {"contract.tasks.click.given": "like"},
+            "contract.tasks.click: task 'click' is given 'like', and its label is 1 in ",
+        ),
     ],
 )
 def test_what_fails_a_run_is_found(changes, message, log):

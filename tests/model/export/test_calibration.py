@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from multigate.configs.config import Config
+from multigate.configs.sections.base import parse
+from multigate.configs.sections.labels import DwellLabel
 from multigate.configs.statistics import Statistics, TaskStatistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.raw import raw_values
@@ -17,6 +21,7 @@ from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.export import calibration
 from multigate.model.export.calibration import Curve, Fitted
 from multigate.model.export.export import export
+from multigate.model.ranker import scores
 
 STATISTICS = Statistics(
     features={},
@@ -35,6 +40,56 @@ def test_a_curve_goes_through_its_knots_and_on_with_its_slope() -> None:
     np.testing.assert_allclose(curve(tf.constant(z)), [-4, -3, -2.5, -2, 0, 2, 4], atol=1e-6)
     line = Curve(np.float32([0]), np.float32([0.5]), 2.0)
     np.testing.assert_allclose(line(tf.constant(z)), 2 * z + 0.5)
+
+
+@pytest.mark.parametrize("method", ["platt", "isotonic", "auto"])
+def test_amounts_are_calibrated_by_a_factor_and_stay_above_nothing(case, method) -> None:
+    """Too high threefold, and for some far more: a line of free height would go below 0."""
+    values = case.config().model_dump(mode="json")
+    dwell = values["contract"]["tasks"]["dwell"]
+    dwell |= {"transform": "identity", "loss": {"kind": "zero_inflated"}}
+    contract = parse(Config, values, "case").contract
+    task, of_task = contract.tasks["dwell"], STATISTICS.tasks["dwell"]
+    rng = np.random.default_rng(0)
+    expected = np.exp(rng.normal(-2, 1, 20_000))
+    labels = np.full((20_000, 3), np.nan, np.float32)
+    labels[:, 1] = expected * rng.exponential(1, 20_000)
+    amounts = 3 * expected + np.where(rng.random(20_000) < 0.01, 5.0, 0.0)
+    z = (amounts - of_task.mean) / of_task.std
+    logits = dict.fromkeys(contract.tasks, z)
+    fitted = calibration.fit(contract, STATISTICS, method, logits, labels)
+    assert fitted.methods == {"dwell": "platt"}
+
+    def score(z: np.ndarray) -> np.ndarray:
+        found = scores.score(task, of_task, fitted.curves["dwell"](z.astype(np.float32)))
+        return np.asarray(found, np.float64)
+
+    assert score(z).mean() == pytest.approx(np.nanmean(labels[:, 1]), rel=0.01)
+    np.testing.assert_allclose(
+        score(2 * (z + of_task.mean / of_task.std) - of_task.mean / of_task.std),
+        2 * score(z),
+        rtol=1e-3,
+    )
+    low = (np.array([0.0, 1e-9, 1e-3]) - of_task.mean) / of_task.std
+    assert (score(low) >= 0).all()
+
+
+def test_no_score_is_above_the_cap_of_a_censored_label(case) -> None:
+    values = case.config().model_dump(mode="json")
+    values["contract"]["tasks"]["dwell"] |= {
+        "loss": {"kind": "censored"},
+        "transform": "identity",
+        "clip": [0, 60],
+    }
+    task = parse(Config, values, "case").contract.tasks["dwell"]
+    assert task.limits == (0.0, 60.0)
+    capped = task.model_copy(
+        update={"clip": None, "label": DwellLabel(rule="dwell", cap=timedelta(seconds=60))}
+    )
+    assert capped.limits == (-np.inf, 60.0)
+    logits = np.float32([0.0, 1e3])
+    assert np.asarray(scores.score(capped, STATISTICS.tasks["dwell"], logits))[1] == 60.0
+    assert capped.model_copy(update={"loss": None}).limits is None
 
 
 @pytest.mark.parametrize("method", ["platt", "isotonic"])
