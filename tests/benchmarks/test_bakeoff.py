@@ -95,6 +95,41 @@ def test_finished_rows_are_not_trained_again(made: Any) -> None:
     assert (made.work / "lightgbm-0.npz").stat().st_mtime_ns == written
 
 
+@slow
+def test_rows_of_another_configuration_do_not_count(bakeoff: Any, made: Any, folder: Path) -> None:
+    values = yaml.safe_load((folder / "small.yaml").read_text())
+    values["train"]["weight_decay"] = 0.3
+    (folder / "other.yaml").write_text(yaml.safe_dump(values))
+    given = (folder / "examples", folder / "work", None, 1)
+    other = bakeoff.Bakeoff(str(folder / "other.yaml"), *given)
+    assert other.of_ours() != made.of_ours()
+    (line,) = [line for line in made.finished(made.rows) if line["contender"] == "ours"]
+    assert line["setting"] == made.of_ours()
+
+
+@slow
+def test_calibration_is_the_same_for_all_and_changes_no_order(made: Any) -> None:
+    rows = read_rows(made.examples, "test")
+    labels = rows.labels(made.contract)
+    for name in ("lightgbm-0", "ours-0"):
+        served, means = made.calibrated(made.work / f"{name}.npz")
+        with np.load(made.work / f"{name}.npz") as stored:
+            for t, task in enumerate(made.contract.tasks):
+                raw, known = stored[f"test/{task}"], ~np.isnan(labels[:, t])
+                if made.contract.tasks[task].type == "binary":
+                    of_raw, of_served = (
+                        roc_auc_score(labels[known, t], p[known]) for p in (raw, served[task])
+                    )
+                    assert of_served == pytest.approx(of_raw, abs=1e-4)
+                else:
+                    assert (
+                        np.corrcoef(
+                            np.argsort(np.argsort(raw)), np.argsort(np.argsort(means[task]))
+                        )[0, 1]
+                        > 0.999
+                    )
+
+
 def test_lines_of_other_tables_and_one_that_a_kill_cut_off_do_not_count(
     bakeoff: Any, tmp_path: Path
 ) -> None:
