@@ -152,9 +152,19 @@ class Task(Frozen):
         return None if (low, high) == (-math.inf, math.inf) else (low, high)
 
     @property
+    def quantile(self) -> float | None:
+        """Share of the labels that are to lie below the score; None if it predicts no quantile."""
+        return self.loss.q if isinstance(self.loss, Quantile) else None
+
+    @property
     def predicts_mean(self) -> bool:
         """Whether the score is the label's mean, so that calibration to the mean is right."""
-        return not isinstance(self.loss, Quantile)
+        return self.quantile is None
+
+    @property
+    def measured_as(self) -> Literal["binary", "regression", "quantile"]:
+        """What the score is measured as: by AUC, by squared error, or by pinball loss."""
+        return self.type if self.quantile is None else "quantile"
 
 
 def known_alike(name: str, task: Task) -> tuple[str, ...]:

@@ -280,8 +280,8 @@ class TrainConfig(Frozen):
     1 / (1 - ema) steps, and the checkpoint holds it. Null keeps the weights of the last step."""
     monitor: str = "quality"
     """What decides which epoch is kept, on the validation split. `quality`: the mean over tasks of
-    AUC (binary) and explained variance (regression), each task alike; higher is better. `loss`: the
-    weighted loss. Or a task's name: its AUC or explained variance alone."""
+    AUC (binary), explained variance (regression) and pinball skill (loss: quantile), each task
+    alike; higher is better. `loss`: the weighted loss. Or a task's name: its own quality alone."""
     patience: int = Field(3, ge=1)
     """Epochs without a better value of the monitor after which training stops; the best epoch's
     weights are kept."""

@@ -9,8 +9,9 @@ class TaskLosses(TypedDict):
     """Mean losses of one task over the rows that have its label, and its quality.
 
     Where a teacher taught in the epoch, `loss` is of its targets, also of rows without a label.
-    `val_quality` is the AUC of a binary task, the explained variance of a regression task on the
-    scale of training, both on validation rows; None where the split has too few labels.
+    `val_quality` is the AUC of a binary task, or on the scale of training the explained variance of
+    a regression task and the pinball skill of one that predicts a quantile (see
+    `training.validation`), on validation rows; None where the split has too few labels.
     `val_quality_error` is its standard error.  Histories of older versions have neither.
     """
 

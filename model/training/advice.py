@@ -3,8 +3,8 @@
 The first epoch was kept: training made the monitor worse from its second epoch on.  A training that
 starts from a checkpoint is excepted, because it may need no second epoch.
 
-Tasks disagree: at the kept epoch a task that the loss weighs is below its own best epoch by more
-than `_GAP` of AUC or explained variance, and by more than one standard error of its best value.
+Tasks disagree: at the kept epoch the quality of a task that the loss weighs (`training.validation`)
+is below that of its own best epoch by more than `_GAP`, and by more than one standard error of it.
 
 Pairs of ids lost their weights: their features have grown since the checkpoint to start from.  Or
 they never had any: pairs of features that `model.wide.pairs` names do not fit.
@@ -16,6 +16,7 @@ from multigate.configs.config import Config
 from multigate.model.checkpoints import history
 from multigate.model.checkpoints.history import Epoch
 from multigate.model.ranker.wide import Crosses
+from multigate.model.training import validation
 from multigate.model.training.warm_start import Started
 
 _GAP = 0.01
@@ -54,8 +55,7 @@ def warnings(
         if now is None or then is None or config.contract.tasks[name].weight == 0:
             continue
         if then - now > max(_GAP, error):
-            kind = config.contract.tasks[name].type
-            what = "AUC" if kind == "binary" else "explained variance"
+            what = validation.QUALITIES[config.contract.tasks[name].measured_as]
             gaps.append(f"{name} ({what} {now:.4f}, {then:.4f} after epoch {best})")
     if gaps:
         found.append(

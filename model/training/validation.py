@@ -2,12 +2,15 @@
 
 The quality of a binary task is its AUC, exact, ties counting half.  That of a regression task is
 its explained variance on the scale of training, 1 - Var(label - output) / Var(label): a constant
-offset does not count, because calibration removes it.  A task's quality is measured from
-`FEWEST` labels of each class (regression: `FEWEST` labels that are not all alike) upward.
+offset does not count, because calibration removes it.  That of a task that predicts a quantile is
+its pinball skill on the same scale: 1 - its pinball loss over that of the best constant, which is
+the labels' own quantile.  There an offset counts, because nothing calibrates it.  A task's quality
+is measured from `FEWEST` labels of each class (regression: `FEWEST` labels that are not all alike)
+upward.
 
 `quality` is the mean over the tasks that are measured and that the loss weighs, each task alike,
-whatever its loss weight: a small loss weight often only balances units.  An explained variance
-below -1 counts as -1 in it, so that one task far off does not decide alone.
+whatever its loss weight: a small loss weight often only balances units.  A quality below -1 counts
+as -1 in it, so that one task far off does not decide alone.
 
 Keras's `evaluate` was considered: it gives no logits, so that AUC would need a second pass, and its
 AUC metric is approximate.
@@ -26,12 +29,16 @@ from multigate.configs.statistics import Statistics
 from multigate.model import backend
 from multigate.model.data.examples import Taught
 from multigate.model.data.feeds import Feed
+from multigate.model.evaluation.measures import pinball
 from multigate.model.ranker.heads.head import Head
 from multigate.model.ranker.ranker import Ranker
 from multigate.model.ranker.scores import scaled
 
 FEWEST = 10
-_LOWEST = -1.0  # explained variance in the mean
+_LOWEST = -1.0  # of a quality in the mean
+
+QUALITIES = {"binary": "AUC", "regression": "explained variance", "quantile": "pinball skill"}
+"""What a task's quality is, in words, by `Task.measured_as`."""
 
 Forward = Callable[[Any], tuple[Mapping[str, Any], Mapping[str, Any]]]
 """Encoded features of B rows to logits (B,) and the heads' outputs (B, K), by task."""
@@ -143,6 +150,8 @@ def _joined(batches: Iterable[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.nda
 
 
 def _quality(task: Task, z: np.ndarray, y: np.ndarray, w: np.ndarray) -> Quality:
+    if task.quantile is not None:
+        return pinball_skill(z, y, w, task.quantile)
     return (auc if task.type == "binary" else explained_variance)(z, y, w)
 
 
@@ -187,6 +196,28 @@ def explained_variance(z: np.ndarray, y: np.ndarray, w: np.ndarray) -> Quality:
     value = 1 - float(np.average(left, weights=w)) / total
     # Its mean is 0: the change of the value by one more row of this kind.
     influence = (left - (1 - value) * spread) / total
+    return Quality(value, math.sqrt(_variance_of_mean(influence, w)))
+
+
+def pinball_skill(z: np.ndarray, y: np.ndarray, w: np.ndarray, q: float) -> Quality:
+    """1 - pinball loss / that of the best constant, with its standard error by linearisation.
+
+    Args:
+        z: (n,) outputs.
+        y: (n,) labels on the same scale.
+        w: (n,) weights of the rows.
+        q: the quantile that the outputs predict.
+    """
+    counts = w > 0
+    z, y, w = z[counts], y[counts], w[counts]
+    if len(y) < FEWEST or np.ptp(y) == 0:
+        return Quality(None, None)
+    left = pinball.losses(y, z, q)
+    most = pinball.losses(y, pinball.best_constant(y, q, w), q)
+    total = float(np.average(most, weights=w))
+    value = 1 - float(np.average(left, weights=w)) / total
+    # As above; at its best, the constant's own error changes nothing in the first order.
+    influence = (left - (1 - value) * most) / total
     return Quality(value, math.sqrt(_variance_of_mean(influence, w)))
 
 
