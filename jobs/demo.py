@@ -146,7 +146,8 @@ def best_possible(
         truth: the simulator's table: one row per exposure, one column per task.
 
     Returns:
-        AUC of binary tasks, RMSE of regression tasks, over the rows that are not masked.
+        AUC of binary tasks, RMSE of regression tasks, over the rows that are not masked; None where
+        the task predicts a quantile, which the expectation is not.
     """
     from multigate.model.evaluation.evaluate import task_metrics
 
@@ -162,7 +163,10 @@ def best_possible(
         pl.col(f"{LABEL}{name}").fill_null(float("nan")) for name in contract.tasks
     ).to_numpy()
     expected = {name: rows[f"truth/{name}"].to_numpy() for name in contract.tasks}
-    return {n: task["value"] for n, task in task_metrics(contract, labels, expected).items()}
+    return {
+        name: task["value"] if contract.tasks[name].predicts_mean else None
+        for name, task in task_metrics(contract, labels, expected).items()
+    }
 
 
 def _rank(name: str, base: Path, requests: list[RankRequest]) -> list[Ranking]:

@@ -259,8 +259,8 @@ def objections_to_first_version(tasks: dict[str, Any]) -> list[str]:
     """Reasons not to publish a version that replaces nothing.
 
     At least one task's loss on the test split must be below that of the best constant score: the
-    label's rate for a binary task, its mean for a regression task. An AUC above 0.5 is not enough:
-    half of all random models have one.
+    label's rate for a binary task, its mean or its quantile for a regression task. An AUC above 0.5
+    is not enough: half of all random models have one.
 
     Args:
         tasks: of `model.evaluation.evaluate.task_metrics`.
@@ -276,7 +276,10 @@ def objections_to_first_version(tasks: dict[str, Any]) -> list[str]:
             constant = -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0)
         else:
             scale = task.get("trained_on", task)
-            loss, constant = scale["mse"], scale["label_std"] ** 2
+            if task["metric"] == "pinball":
+                loss, constant = scale["pinball"], scale["pinball_of_constant"]
+            else:
+                loss, constant = scale["mse"], scale["label_std"] ** 2
         if loss < constant:  # false where it is not finite
             return []
     return ["No task's loss on the test split is below that of a constant score."]

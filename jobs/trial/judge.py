@@ -8,8 +8,8 @@ normal quantile of 1 - 0.025 / k over k comparisons,
     d + 1.96 * s > b     to wait: the loss may be beyond the bound
     otherwise            safe
 
-AUC and RMSE on the same rows, which the shadow gives, refuse likewise, but bless nothing: see
-`jobs.trial.measures`.
+AUC, RMSE and pinball loss on the same rows, which the shadow gives, refuse likewise, but bless
+nothing: see `jobs.trial.measures`.
 """
 
 from collections.abc import Sequence
@@ -33,6 +33,7 @@ from multigate.jobs.trial.measures import (
 )
 from multigate.jobs.trial.records import read_records
 from multigate.model.evaluation.measures.bootstrap import Interval, limits
+from multigate.model.evaluation.paired import title
 from multigate.serving.observe.side import STABLE
 from multigate.serving.versions.folders import CONTRACT
 
@@ -231,7 +232,7 @@ def _same_rows(shadow: ShadowMeasures | None, rules: Rules) -> list[_Loss]:
     rows = None if shadow is None else shadow["chosen_by"].get(STABLE)
     return [
         {
-            "what": f"{name}: {pair['metric'].upper()} on the rows that production chose",
+            "what": f"{name}: {title(pair['metric'])} on the rows that production chose",
             "pair": pair,
             "sign": -1 if pair["relative"] else 1,
             "bound": rules.largest_loss,

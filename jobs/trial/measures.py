@@ -22,7 +22,7 @@ from multigate.jobs.trial.records import Records, label_of
 from multigate.model.evaluation.combine import gains
 from multigate.model.evaluation.measures import ranking, tasks
 from multigate.model.evaluation.measures.bootstrap import Interval, Resamples, interval
-from multigate.model.evaluation.paired import paired_difference
+from multigate.model.evaluation.paired import RELATIVE, paired_difference
 from multigate.serving.observe.side import CANARY, STABLE
 
 
@@ -30,7 +30,7 @@ class Pair(TypedDict):
     """A measure of the version on trial, of the one in production, and the difference.
 
     Attributes:
-        metric: rate, mean, score, predicted_over_observed, auc, rmse or ndcg@10.
+        metric: rate, mean, score, predicted_over_observed, auc, rmse, pinball or ndcg@10.
         relative: the difference is divided by production's value.
         candidate: of the version on trial.
         production: of the other one.
@@ -87,7 +87,7 @@ class SameRows(TypedDict):
 
     Attributes:
         rows: how many.
-        tasks: AUC or RMSE of those with labels, by name.
+        tasks: AUC, RMSE or pinball loss of those with labels, by name.
         ranking: NDCG of both orders of an answer's items; None without labels.
     """
 
@@ -249,14 +249,14 @@ def _same_rows(
     resamples = Resamples(rows["user"].to_numpy(), *draws)
     measured: dict[str, Pair] = {}
     for name in records.labelled:
-        kind = contract.tasks[name].type
+        task = contract.tasks[name]
         labels = label_of(rows, name)
-        metric = tasks.MAIN[kind]
+        metric = tasks.MAIN[task.measured_as]
         new, old = (
-            tasks.OF_TYPE[kind](resamples, labels, scores)[metric]
+            tasks.measure(task, resamples, labels, scores)[metric]
             for scores in _scores(rows, name, trial)
         )
-        relative = metric == "rmse"
+        relative = metric in RELATIVE
         compared = paired_difference(resamples, labels, new, old, relative)
         production, difference = compared["production"], compared["difference"]
         assert production is not None

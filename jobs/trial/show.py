@@ -6,6 +6,7 @@ from multigate.jobs.show import say, show_table
 from multigate.jobs.trial.judge import Judged, in_words
 from multigate.jobs.trial.measures import Pair
 from multigate.model.evaluation.measures.bootstrap import Interval, limits
+from multigate.model.evaluation.paired import title
 
 
 def show_trial(found: Judged, stops: bool) -> None:
@@ -42,7 +43,7 @@ def show_trial(found: Judged, stops: bool) -> None:
             table.add_section()
             table.add_row(f"on {rows['rows']:,} items that {chooser} chose")
             for name, pair in rows["tasks"].items():
-                _add(table, f"{name}: {pair['metric'].upper()}", pair)
+                _add(table, f"{name}: {title(pair['metric'])}", pair)
             if rows["ranking"] is not None:
                 _add(table, f"order: {rows['ranking']['metric'].upper()}", rows["ranking"])
     table.caption = (

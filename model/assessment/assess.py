@@ -222,13 +222,13 @@ def _intervals(
     errors: dict[str, list[np.ndarray]] = {group: [] for group in summary["groups"]}
     for t, (name, task) in enumerate(contract.tasks.items()):
         y, p = labels[:, t], scored.scores[name]
-        measures = tasks.OF_TYPE[task.type](resamples, y, p)
+        measures = tasks.measure(task, resamples, y, p)
         entry = cast(
             AssessedTask,
             summary["tasks"][name]
             | {
                 "measures": tasks.summaries(resamples, y, measures),
-                "reliability": tasks.reliability(resamples, y, p),
+                "reliability": tasks.reliability(resamples, y, p) if task.predicts_mean else [],
             },
         )
         found["tasks"][name] = entry
@@ -241,6 +241,8 @@ def _intervals(
             areas[task.group].append(measures["auc"])
             continue
         entry["residuals"] = tasks.residuals(y, p)
+        if not task.predicts_mean:
+            continue
         if task.transform != "identity":
             measures = tasks.regression(resamples, transform(task, y), transform(task, p))
         errors[task.group].append(np.sqrt(1 - measures["r2"]))

@@ -22,7 +22,7 @@ class AssessedTask(TaskMetrics):
 
     Attributes:
         measures: by name.
-        reliability: bins of equally many rows, by score.
+        reliability: bins of equally many rows, by score; none where the score is no mean.
         residuals: the same bins; of regression tasks only.
     """
 
@@ -71,13 +71,14 @@ class Look(TypedDict):
         slice: the rule's title.
         value: name of the slice.
         task: name.
-        measure: "auc", "rmse" or "calibration" (predicted over observed).
+        measure: "auc", "rmse", "pinball" or "calibration" (predicted over observed).
         rows: of the slice, with a label.
         users: with such rows.
         found: the slice's value.
         whole: the value on all rows.
-        gap: negative is worse: AUC minus that of the whole; minus the relative rise of RMSE; minus
-            how much farther from 0 the logarithm of predicted over observed is than the whole's.
+        gap: negative is worse: AUC minus that of the whole; minus the relative rise of RMSE or
+            pinball loss; minus how much farther from 0 the logarithm of predicted over observed is
+            than the whole's.
         marked: whether it is worse beyond chance.
     """
 

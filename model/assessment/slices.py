@@ -30,10 +30,12 @@ from multigate.configs.sections.evaluation import (
     Slices,
     ValueSlices,
 )
+from multigate.configs.sections.labels import Task
 from multigate.model.assessment.results import Look, SliceSummary
 from multigate.model.data.rows import Rows
-from multigate.model.evaluation.measures import ranks, tasks
+from multigate.model.evaluation.measures import pinball, ranks, tasks
 from multigate.model.evaluation.measures.bootstrap import Resamples, interval
+from multigate.model.evaluation.paired import RELATIVE
 
 _QUARTERS = (0.25, 0.5, 0.75)
 _LENGTHS = (1, 5, 20)
@@ -98,7 +100,7 @@ def measure_slices(
     """Measure every slice on every task."""
     rules = default_slices(contract) if options.slices is None else options.slices
     whole = {
-        name: _replicates(task.type, resamples, labels[:, t], scores[name], np.arange(len(rows)))
+        name: _replicates(task, resamples, labels[:, t], scores[name], np.arange(len(rows)))
         for t, (name, task) in enumerate(contract.tasks.items())
     }
     looks: list[tuple[Look, float | None]] = []  # with the gap over its standard deviation
@@ -113,7 +115,7 @@ def measure_slices(
                 known = chosen[~np.isnan(labels[chosen, t])]
                 if len(known) < options.least_slice_rows:
                     continue
-                found = _replicates(task.type, resamples, labels[:, t], scores[name], known)
+                found = _replicates(task, resamples, labels[:, t], scores[name], known)
                 users = len(np.unique(resamples.codes[known]))
                 for measure, values in found.items():
                     gap = _gap(measure, values, whole[name][measure])
@@ -144,13 +146,16 @@ def measure_slices(
 
 
 def _replicates(
-    kind: str, resamples: Resamples, labels: np.ndarray, scores: np.ndarray, chosen: np.ndarray
+    task: Task, resamples: Resamples, labels: np.ndarray, scores: np.ndarray, chosen: np.ndarray
 ) -> dict[str, np.ndarray]:
     """The measures that slices are judged by, of some rows, (1 + R,) each."""
     known = chosen[~np.isnan(labels[chosen])]
     y, p = labels[known].astype(np.float64), scores[known]
-    if kind == "regression":
-        total = resamples.totals(np.ones(len(known)), known)
+    total = resamples.totals(np.ones(len(known)), known)
+    if task.quantile is not None:
+        lost = resamples.totals(pinball.losses(y, p, task.quantile), known)
+        return {"pinball": tasks.ratio(lost, total)}
+    if task.type == "regression":
         squares = resamples.totals((p - y) ** 2, known)
         return {"rmse": np.sqrt(tasks.ratio(squares, total))}
     observed, predicted = resamples.totals(y, known), resamples.totals(p, known)
@@ -165,7 +170,7 @@ def _gap(measure: str, values: np.ndarray, whole: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore"):
         if measure == "auc":
             return values - whole
-        if measure == "rmse":
+        if measure in RELATIVE:
             return 1 - values / whole
         # Predicted over observed: nearer to 1 is better, from either side.
         return np.asarray(np.abs(np.log(whole)) - np.abs(np.log(values)))

@@ -19,7 +19,7 @@ from multigate.model.checkpoints import checkpoint
 from multigate.model.data.rows import Rows
 from multigate.model.evaluation.measures import tasks
 from multigate.model.evaluation.measures.bootstrap import Resamples
-from multigate.model.evaluation.paired import paired_difference
+from multigate.model.evaluation.paired import RELATIVE, paired_difference
 from multigate.model.evaluation.scored import Scored, score
 
 MIXTURE = "mixture"
@@ -77,12 +77,12 @@ def compare_baselines(
         for t, (task_name, task) in enumerate(ours.contract.tasks.items()):
             if task_name not in theirs.scores or (own and task_name != own):
                 continue
-            measure, metric = tasks.OF_TYPE[task.type], tasks.MAIN[task.type]
+            metric = tasks.MAIN[task.measured_as]
             new, old = (
-                measure(resamples, labels[:, t], scored.scores[task_name])[metric]
+                tasks.measure(task, resamples, labels[:, t], scored.scores[task_name])[metric]
                 for scored in (ours, theirs)
             )
-            found = paired_difference(resamples, labels[:, t], new, old, metric == "rmse")
+            found = paired_difference(resamples, labels[:, t], new, old, metric in RELATIVE)
             compared[task_name] = {"metric": metric, **found}
             if found["wins"] is False:
                 meaning = "negative transfer" if own else "the mixture does not pay for it"

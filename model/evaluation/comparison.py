@@ -31,7 +31,13 @@ from multigate.model.evaluation.losses import (
 )
 from multigate.model.evaluation.measures import ranking, tasks
 from multigate.model.evaluation.measures.bootstrap import Interval, Resamples, limits
-from multigate.model.evaluation.paired import in_words, paired_difference, signed
+from multigate.model.evaluation.paired import (
+    RELATIVE,
+    in_words,
+    paired_difference,
+    signed,
+    title,
+)
 from multigate.model.evaluation.results import (
     BaselineComparison,
     Compared,
@@ -114,6 +120,8 @@ def compare_scored(
 ) -> Differences:
     """The differences between two models' scores of the same rows.
 
+    The candidate's contract says what a task predicts, and so how both are measured.
+
     Raises:
         ModelError: a task is binary in one contract and a regression in the other.
         DataError: a label cannot be used.
@@ -128,19 +136,18 @@ def compare_scored(
             )
     found: Differences = {"tasks": {}, "ranking": None}
     for t, (name, task) in enumerate(ours.contract.tasks.items()):
-        measure = tasks.OF_TYPE[task.type]
-        metric = tasks.MAIN[task.type]
-        new = measure(resamples, labels[:, t], ours.scores[name])
+        metric = tasks.MAIN[task.measured_as]
+        new = tasks.measure(task, resamples, labels[:, t], ours.scores[name])
         old = None
         if theirs is not None and name in theirs.scores:
-            old = measure(resamples, labels[:, t], theirs.scores[name])[metric]
+            old = tasks.measure(task, resamples, labels[:, t], theirs.scores[name])[metric]
         rate = new.get("predicted_over_observed")
         found["tasks"][name] = {
             "group": task.group,
             "type": task.type,
             "metric": metric,
             "rows": int((~np.isnan(labels[:, t])).sum()),
-            **paired_difference(resamples, labels[:, t], new[metric], old, metric == "rmse"),
+            **paired_difference(resamples, labels[:, t], new[metric], old, metric in RELATIVE),
             "calibration": None
             if rate is None
             else tasks.summaries(resamples, labels[:, t], {"rate": rate})["rate"],
@@ -266,8 +273,8 @@ def _nothing_learnt(found: Differences) -> list[str]:
 
 def table(result: Comparison) -> Table:
     """The differences for a terminal."""
-    title = f"{result['split']} split, {result['rows']:,} rows of {result['users']:,} users"
-    view = Table(title=title, title_justify="left")
+    heading = f"{result['split']} split, {result['rows']:,} rows of {result['users']:,} users"
+    view = Table(title=heading, title_justify="left")
     view.add_column("task")
     for heading in ("measure", "candidate", "production", "difference", "95 % interval", "rows"):
         view.add_column(heading, justify="right")
@@ -288,7 +295,7 @@ def _add_row(view: Table, name: str, task: Compared, rows: int) -> None:
         "" if found is None or found["value"] is None else f"{found['value']:.4f}"
         for found in (task["candidate"], task["production"])
     ]
-    view.add_row(name, task["metric"].upper(), *values, *signed(task), f"{rows:,}")
+    view.add_row(name, title(task["metric"]), *values, *signed(task), f"{rows:,}")
 
 
 def _calibration(name: str, rate: Interval, allowed: tuple[float, float]) -> list[str]:

@@ -18,12 +18,14 @@ from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import Examples, batches, read_split
 from multigate.model.evaluation import metrics
+from multigate.model.evaluation.paired import title
 from multigate.model.evaluation.results import (
     GateSummary,
     GroupMetrics,
     Summary,
     TaskMetrics,
     TaskSummary,
+    TransformedMetrics,
 )
 from multigate.model.gates.parts.base import Routing
 from multigate.model.moe.own import own_experts
@@ -32,7 +34,9 @@ from multigate.model.ranker.ranker import Ranker
 
 _BATCH = 4096
 
-LOWER_IS_BETTER = frozenset({"rmse"})
+LOWER_IS_BETTER = frozenset({"rmse", "pinball"})
+_LOSS = {"auc": "log_loss", "rmse": "mse", "pinball": "pinball"}  # by the main metric
+_ON_SCALE = ("mse", "label_std", "pinball", "pinball_of_constant")
 
 
 class Predictions:
@@ -176,21 +180,20 @@ def task_metrics(
     """
     found: dict[str, TaskMetrics] = {}
     for t, (name, task) in enumerate(contract.tasks.items()):
-        measure = metrics.binary if task.type == "binary" else metrics.regression
         result = cast(
             TaskMetrics,
-            {"group": task.group, "type": task.type} | measure(labels[:, t], scored[name]),
+            {"group": task.group, "type": task.type}
+            | metrics.of_task(task, labels[:, t], scored[name]),
         )
         if task.transform != "identity" and result["rows"]:
-            on_scale = metrics.regression(
-                scores.transform(task, labels[:, t]), scores.transform(task, scored[name])
+            on_scale = metrics.of_task(
+                task, scores.transform(task, labels[:, t]), scores.transform(task, scored[name])
             )
-            result["trained_on"] = {
-                "scale": task.transform,
-                "mse": on_scale["mse"],
-                "label_std": on_scale["label_std"],
-                "rmse": on_scale["value"],
-            }
+            result["trained_on"] = cast(
+                TransformedMetrics,
+                {"scale": task.transform, result["metric"]: on_scale["value"]}
+                | {key: value for key, value in on_scale.items() if key in _ON_SCALE},
+            )
         found[name] = result
     return found
 
@@ -214,7 +217,11 @@ def summarise(tasks: Mapping[str, TaskMetrics]) -> dict[str, GroupMetrics]:
         members = [task for task in tasks.values() if task["group"] == group]
         measured = [task for task in members if task["value"] is not None]
         areas = [task["value"] for task in members if task["type"] == "binary"]
-        errors = [_relative_rmse(task) for task in members if task["type"] == "regression"]
+        errors = [
+            _relative_rmse(task)
+            for task in members
+            if task["type"] == "regression" and "q" not in task
+        ]
         groups[group] = {
             "tasks": len(members),
             "measured": len(measured),
@@ -245,8 +252,7 @@ def table(result: Mapping[str, Any], best: Mapping[str, float | None] | None = N
         result: what `evaluate` or `assessment.assess` returned.
         best: best possible value by task; None where unknown.
     """
-    title = f"{result['split']} split, {result['rows']:,} rows"
-    view = Table(title=title, title_justify="left")
+    view = Table(title=f"{result['split']} split, {result['rows']:,} rows", title_justify="left")
     for heading in ("task", "group", "metric"):
         view.add_column(heading)
     intervals = any("measures" in task for task in result["tasks"].values())
@@ -259,7 +265,7 @@ def table(result: Mapping[str, Any], best: Mapping[str, float | None] | None = N
             view.add_section()
         previous = task["group"]
         value = f"{task['value']:.4f}" if task["value"] is not None else task["reason"]
-        cells = [name, task["group"], task["metric"].upper(), value]
+        cells = [name, task["group"], title(task["metric"]), value]
         if intervals:
             main = task["measures"][task["metric"]]
             known = main["low"] is not None
@@ -269,22 +275,22 @@ def table(result: Mapping[str, Any], best: Mapping[str, float | None] | None = N
             cells.append("" if possible is None else f"{possible:.4f}")
         rate = "" if task.get("rate") is None else f"{100 * task['rate']:.1f} %"
         if scale := task.get("trained_on"):
-            cells[3] += f"\n{scale['scale']}: {scale['rmse']:.4f}"
+            cells[3] += f"\n{scale['scale']}: {scale[task['metric']]:.4f}"
+        if task.get("coverage") is not None:
+            cells[3] += f"\ncoverage: {task['coverage']:.4f} of {task['q']:g}"
         view.add_row(*cells, f"{task['rows']:,}", rate)
+    lines = []
     for group, summary in result["groups"].items():
         parts = []
         if summary["auc"] is not None:
             parts.append(f"mean AUC {summary['auc']:.4f}")
         if summary["relative_rmse"] is not None:
             parts.append(f"RMSE {summary['relative_rmse']:.3f} of the label's deviation")
-        view.caption = "\n".join(
-            [
-                *([str(view.caption)] if view.caption else []),
-                f"{group}: {', '.join(parts) or 'nothing measured'}",
-            ]
-        )
+        if parts or not summary["measured"]:
+            lines.append(f"{group}: {', '.join(parts) or 'nothing measured'}")
     if said := caveat(result["split"]):
-        view.caption = f"{view.caption}\n{said}"
+        lines.append(said)
+    view.caption = "\n".join(lines) or None
     return view
 
 
@@ -293,12 +299,7 @@ def _total_loss(contract: Contract, tasks: Mapping[str, Mapping[str, Any]]) -> f
     for name, task in contract.tasks.items():
         found = tasks[name]
         if found["rows"]:
-            part = (
-                found["log_loss"]
-                if task.type == "binary"
-                else found.get("trained_on", found)["mse"]
-            )
-            total += task.weight * part
+            total += task.weight * found.get("trained_on", found)[_LOSS[found["metric"]]]
     return total
 
 

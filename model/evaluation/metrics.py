@@ -3,7 +3,16 @@
 import numpy as np
 from sklearn import metrics
 
+from multigate.configs.sections.labels import Task
+from multigate.model.evaluation.measures import pinball
 from multigate.model.evaluation.results import Metrics
+
+
+def of_task(task: Task, labels: np.ndarray, scores: np.ndarray) -> Metrics:
+    """Metrics of a task: those of `binary`, `regression` or `quantile`."""
+    if task.quantile is not None:
+        return quantile(labels, scores, task.quantile)
+    return (binary if task.type == "binary" else regression)(labels, scores)
 
 
 def binary(labels: np.ndarray, scores: np.ndarray) -> Metrics:
@@ -65,6 +74,43 @@ def regression(labels: np.ndarray, scores: np.ndarray) -> Metrics:
         "value": mse**0.5,
         "mse": mse,
         "mae": float(metrics.mean_absolute_error(y, p)),
+        "label_mean": float(y.mean()),
+        "label_std": float(y.std()),
+        "mean_score": float(p.mean()),
+    }
+
+
+def quantile(labels: np.ndarray, scores: np.ndarray, q: float) -> Metrics:
+    """Pinball loss and coverage, in the label's own units.
+
+    Args:
+        labels: (N,), NaN where masked.
+        scores: (N,) in the label's units.
+        q: the quantile that they predict.
+    """
+    y, p = _known(labels, scores)
+    result: Metrics = {
+        "rows": len(y),
+        "masked": len(labels) - len(y),
+        "metric": "pinball",
+        "value": None,
+        "q": q,
+        "pinball": None,
+        "pinball_of_constant": None,
+        "coverage": None,
+        "label_mean": None,
+        "label_std": None,
+        "mean_score": None,
+    }
+    if not len(y):
+        return result | {"reason": "every label is masked"}
+    constant = np.full(len(y), pinball.best_constant(y, q))
+    loss, most = (float(metrics.mean_pinball_loss(y, of, alpha=q)) for of in (p, constant))
+    return result | {
+        "value": loss,
+        "pinball": loss,
+        "pinball_of_constant": most,
+        "coverage": float((y <= p).mean()),
         "label_mean": float(y.mean()),
         "label_std": float(y.std()),
         "mean_score": float(p.mean()),

@@ -6,13 +6,15 @@ from multigate.model.evaluation.measures import tasks
 from multigate.model.evaluation.measures.bootstrap import Resamples, limits
 from multigate.model.evaluation.results import Compared, PairedDifference
 
-RELATIVE = frozenset({"rmse", "rmse_transformed", "log_loss"})
+RELATIVE = frozenset({"rmse", "rmse_transformed", "pinball", "pinball_transformed", "log_loss"})
 """Measures whose difference is divided by production's value; lower is better."""
 
 SHOWN = {
     "auc_unmatched": "AUC on unmatched rows",
     "gauc": "AUC within users",
     "log_loss": "log loss",
+    "pinball": "pinball loss",
+    "pinball_transformed": "pinball loss of the transformed label",
     "rmse_transformed": "RMSE of the transformed label",
 }
 """Measures as people write them, where capitals do not do."""

@@ -10,7 +10,7 @@ class Metrics(TypedDict):
     """Exact metrics of one task over the rows with a label; see `evaluation.metrics`.
 
     Attributes:
-        metric: name of the main metric, "auc" or "rmse".
+        metric: name of the main metric, "auc", "rmse" or "pinball".
         value: the main metric; None where it does not exist.
         reason: why there is no value.
         rows: with a label.
@@ -23,6 +23,11 @@ class Metrics(TypedDict):
         mae: mean absolute error.
         label_mean: mean label.
         label_std: standard deviation of the label.
+        q: the quantile that is predicted; of such tasks only, as all below, which have no errors
+            around a mean (`mse`, `mae`).
+        pinball: mean pinball loss.
+        pinball_of_constant: that of the best constant score, the labels' q-quantile.
+        coverage: share of the labels at or below the score.
     """
 
     metric: str
@@ -38,15 +43,24 @@ class Metrics(TypedDict):
     mae: NotRequired[float | None]
     label_mean: NotRequired[float | None]
     label_std: NotRequired[float | None]
+    q: NotRequired[float]
+    pinball: NotRequired[float | None]
+    pinball_of_constant: NotRequired[float | None]
+    coverage: NotRequired[float | None]
 
 
 class TransformedMetrics(TypedDict):
-    """Errors on the scale that a transformed label is trained on, such as `log1p`."""
+    """Errors on the scale that a transformed label is trained on, such as `log1p`.
+
+    A quantile has pinball losses in the place of `mse` and `rmse`.
+    """
 
     scale: str
-    mse: float | None
     label_std: float | None
-    rmse: float | None
+    mse: NotRequired[float | None]
+    rmse: NotRequired[float | None]
+    pinball: NotRequired[float | None]
+    pinball_of_constant: NotRequired[float | None]
 
 
 class TaskMetrics(Metrics):
@@ -64,8 +78,8 @@ class GroupMetrics(TypedDict):
         tasks: how many.
         measured: how many of them have a value.
         auc: mean over the binary tasks; None without.
-        relative_rmse: mean over the regression tasks of RMSE / standard deviation of the label, on
-            the scale that the task was trained on; None without.
+        relative_rmse: mean over the regression tasks that predict a mean of RMSE / standard
+            deviation of the label, on the scale that the task was trained on; None without.
     """
 
     tasks: int
@@ -108,7 +122,7 @@ class TaskSummary(TypedDict):
         groups: by name.
         loss: weighted sum over tasks of the log loss or, for regression, of the mean squared error
             of the transformed label (the number in the tables of the papers on DSelect-k and
-            MOESART).
+            MOESART) or its pinball loss.
     """
 
     split: str
@@ -140,7 +154,7 @@ class PairedDifference(TypedDict):
     Attributes:
         candidate: its value.
         production: its value; None where there is nothing to compare with, as the next two.
-        difference: candidate - production; for RMSE divided by production's.
+        difference: candidate - production; for losses (`paired.RELATIVE`) divided by production's.
         wins: True where the whole interval of the difference is on the better side, False where it
             is on the worse one, else None.
     """
@@ -188,7 +202,8 @@ class BaselineTask(TypedDict):
     Attributes:
         group: of the task.
         type: "binary" or "regression".
-        judged: the measure that decides: "auc", or the RMSE on the scale that both are trained on.
+        judged: the measure that decides: "auc", or the RMSE or pinball loss on the scale that both
+            are trained on.
         measures: by name; those that rows and contract allow.
         note: how the baseline was trained on this task.
     """

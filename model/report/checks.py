@@ -39,7 +39,8 @@ def verdict(found: Assessment) -> str:
         "verdict",
         "Against production",
         "Both models on the same rows and the same resamples of the users, so that the interval is "
-        "that of the difference. ▲ better and ▼ worse beyond chance; RMSE is relative.",
+        "that of the difference. ▲ better and ▼ worse beyond chance; RMSE and pinball loss are "
+        "relative.",
         f'<div class="card verdict {"bless" if blessed else "refuse"}"><strong>'
         f"{'Blessed' if blessed else 'Refused'}</strong>{sentences(compared['reasons'])}</div>",
         table("Differences by task", heads, rows, "roomy"),
@@ -150,9 +151,9 @@ def baseline(found: Assessment) -> str:
         f"Against {compared['title']}",
         f"{compared['title']}, one model per task, trained in {compared['seconds']:.1f} s on the "
         "same examples and measured on the same rows and resamples. Losses stand here like wins. "
-        "▲ better and ▼ worse beyond chance; differences of RMSE and log loss are relative: "
-        "less is better. A feature of the user raises AUC without changing any order within a "
-        "request: see AUC within users and NDCG@10 as well.",
+        "▲ better and ▼ worse beyond chance; differences of RMSE, pinball loss and log loss are "
+        "relative: less is better. A feature of the user raises AUC without changing any order "
+        "within a request: see AUC within users and NDCG@10 as well.",
         sentences(compared["sentences"]),
         table(
             f"Differences from {compared['title']}",
@@ -235,6 +236,9 @@ def warnings(found: Assessment) -> list[str]:
             said.append(better)
         if explained and explained[1] < 0:
             said.append(f"{name} is farther off than its mean label would be.")
+        loss, constant = limits(task["measures"].get("pinball")), task.get("pinball_of_constant")
+        if loss and constant is not None and loss[0] > constant:
+            said.append(f"{name} is farther off than the {task['q']:g} quantile of its labels is.")
     marked = [look for look in found["slices"]["rows"] if look["marked"]]
     if marked:
         worst = marked[0]

@@ -19,6 +19,9 @@ SHOWN = {
     "normalised_entropy": "normalised entropy",
     "ece": "calibration error",
     "predicted_over_observed": "predicted / observed",
+    "pinball": "pinball loss",
+    "pinball_transformed": "pinball loss, transformed label",
+    "coverage": "coverage",
     "rmse": "RMSE",
     "rmse_transformed": "RMSE, transformed label",
     "mae": "MAE",
@@ -34,7 +37,8 @@ SHOWN = {
 }
 """Measures as people write them."""
 
-_IN_LABEL_UNITS = {"mae", "rmse", "bias"}  # shown with four significant digits, not four decimals
+_IN_LABEL_UNITS = {"mae", "rmse", "bias", "pinball"}
+"""Shown with four significant digits, not four decimals."""
 
 
 def document(title: str, content: str) -> str:

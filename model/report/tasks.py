@@ -18,6 +18,7 @@ from multigate.model.report.elements import (
     number,
     percent,
     section,
+    subject,
     table,
 )
 
@@ -33,6 +34,7 @@ _BINARY = (
     "ece",
 )
 _REGRESSION = ("rmse", "mae", "r2", "spearman", "bias")
+_QUANTILE = ("pinball", "coverage", "spearman")
 
 
 def figures(found: Assessment) -> str:
@@ -77,8 +79,8 @@ def tasks(found: Assessment, best: Mapping[str, float]) -> str:
                 f'<div class="card group {group}"><header><h3>{group.capitalize()}</h3>'
                 f"<span>{escape(_summary(found['groups'][group]))}</span></header>{bars}</div>"
             )
-    for kind, names in (("binary", _BINARY), ("regression", _REGRESSION)):
-        chosen = {n: t for n, t in found["tasks"].items() if t["type"] == kind}
+    for kind, names in (("binary", _BINARY), ("regression", _REGRESSION), ("quantile", _QUANTILE)):
+        chosen = {n: t for n, t in found["tasks"].items() if t["metric"] == names[0]}
         # Without a list that shares the candidate's vocabulary, no row is known to be unmatched.
         shown = [
             m
@@ -88,7 +90,7 @@ def tasks(found: Assessment, best: Mapping[str, float]) -> str:
         if chosen:
             rows = [
                 [
-                    escape(name),
+                    subject(name, f"quantile {task['q']:g}") if "q" in task else escape(name),
                     *(measured(m, task["measures"].get(m)) for m in shown),
                     f"{task['rows']:,}",
                 ]
@@ -101,10 +103,13 @@ def tasks(found: Assessment, best: Mapping[str, float]) -> str:
         "Tasks",
         "AUC bars run from 0.5, chance, to 1. RMSE is in the label's own units; its bars run from "
         "0 to the label's standard deviation, the error of always predicting the mean, and shorter "
-        "is better. Rows with a masked label take no part. The smaller numbers are 95 % intervals "
-        f"from {found['replicates']:,} resamples of the {count(found['users'], 'user')}, each user "
-        "with all rows. Below ten users there is no interval. Unmatched rows are those with a "
-        "candidate that is in none of the user's lists: new to the user as far as they tell.",
+        "is better. The bars of pinball loss, of a task that predicts a quantile, end at the loss "
+        "of the best constant. Coverage is the share of the labels at or below the score, and near "
+        "the quantile where the score is right. Rows with a masked label take no part. The smaller "
+        f"numbers are 95 % intervals from {found['replicates']:,} resamples of the "
+        f"{count(found['users'], 'user')}, each user with all rows. Below ten users there is no "
+        "interval. Unmatched rows are those with a candidate that is in none of the user's lists: "
+        "new to the user as far as they tell.",
         *parts,
     )
 
@@ -113,14 +118,14 @@ def calibration(found: Assessment) -> str:
     """Reliability of binary tasks, reliability and residuals of regression tasks."""
     parts = []
     for name, task in found["tasks"].items():
-        if not task["reliability"]:
-            continue
-        binary = task["type"] == "binary"
-        chart = charts.reliability(
-            f"Mean label by score of {name}", task["reliability"], share=binary
-        )
-        parts.append(figure(name, chart, task["group"]))
-        if not binary:
+        if task["reliability"]:
+            chart = charts.reliability(
+                f"Mean label by score of {name}",
+                task["reliability"],
+                share=task["type"] == "binary",
+            )
+            parts.append(figure(name, chart, task["group"]))
+        if task.get("residuals"):
             chart = charts.residuals(f"Label minus score of {name}", task["residuals"])
             parts.append(figure(f"{name}: label minus score", chart, task["group"]))
     return section(
@@ -227,8 +232,9 @@ def training(found: Assessment, history: Sequence[Epoch]) -> str:
         "Training",
         "Loss by epoch. The training loss includes dropout and the gates' noise, and in the "
         "weighted sum their regularisation. The validation loss is that of the model as it is "
-        "served. The dot is the kept epoch. Quality is AUC, or explained variance on the scale of "
-        f"training. {_MONITORS.get(monitor, f'The quality of {monitor} alone')} decided which "
+        "served. The dot is the kept epoch. Quality is AUC, or on the scale of training explained "
+        "variance, or of a quantile the share of the best constant's pinball loss that it saves. "
+        f"{_MONITORS.get(monitor, f'The quality of {monitor} alone')} decided which "
         "epoch was kept.",
         legend([("train", "training"), ("", "validation")]),
         f'<div class="charts">{"".join(parts)}</div>',
@@ -277,7 +283,10 @@ def _task(name: str, task: AssessedTask, best: float | None) -> str:
     if rate is not None:
         facts.append(f"{percent(rate)} positive")
     if scale := task.get("trained_on"):
-        facts.append(f"{scale['scale']}: RMSE {scale['rmse']:.4g}")
+        on_scale = scale["pinball"] if "q" in task else scale["rmse"]
+        facts.append(f"{scale['scale']}: {SHOWN[task['metric']]} {on_scale:.4g}")
+    if task.get("coverage") is not None:
+        facts.append(f"coverage {task['coverage']:.3f} of {task['q']:g}")
     if best is not None:
         facts.append(f"best {number(task['metric'], best)}")
     head = (
@@ -306,6 +315,6 @@ def _share(task: AssessedTask, value: float) -> float:
     if task["type"] == "binary":
         share = (value - 0.5) / 0.5
     else:
-        deviation = task.get("label_std")
-        share = value / deviation if deviation else 1.0
+        most = task["pinball_of_constant"] if "q" in task else task.get("label_std")
+        share = value / most if most else 1.0
     return 100 * min(max(share, 0.0), 1.0)

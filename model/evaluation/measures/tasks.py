@@ -10,7 +10,8 @@ from typing import TypedDict
 import numpy as np
 from scipy.special import entr, xlogy
 
-from multigate.model.evaluation.measures import ranks
+from multigate.configs.sections.labels import Task
+from multigate.model.evaluation.measures import pinball, ranks
 from multigate.model.evaluation.measures.bootstrap import CONFIDENCE, Interval, Resamples, interval
 
 BINS = 15
@@ -108,12 +109,43 @@ def regression(resamples: Resamples, labels: np.ndarray, scores: np.ndarray) -> 
     }
 
 
+def quantile(resamples: Resamples, labels: np.ndarray, scores: np.ndarray, q: float) -> Replicates:
+    """Measures of a task that predicts a quantile, in the label's own units.
+
+    Args:
+        resamples: the draws, of N rows.
+        labels: (N,), NaN where masked.
+        scores: (N,).
+        q: the quantile.
+
+    Returns:
+        pinball (mean pinball loss), coverage (share of the labels at or below the score, q where
+        it is right), spearman.
+    """
+    rows, y, p = _known(labels, scores)
+    total = resamples.totals(np.ones(len(rows)), rows)
+    return {
+        "pinball": ratio(resamples.totals(pinball.losses(y, p, q), rows), total),
+        "coverage": ratio(resamples.totals((y <= p).astype(np.float64), rows), total),
+        "spearman": ranks.spearman(resamples, y, p, rows)
+        if len(rows)
+        else np.full_like(total, np.nan),
+    }
+
+
 OF_TYPE: dict[str, Callable[[Resamples, np.ndarray, np.ndarray], Replicates]] = {
     "binary": binary,
     "regression": regression,
 }
-MAIN = {"binary": "auc", "regression": "rmse"}
-"""The measure by which a task of each type is compared, sliced and judged."""
+MAIN = {"binary": "auc", "regression": "rmse", "quantile": "pinball"}
+"""The measure by which a task is compared, sliced and judged, by `Task.measured_as`."""
+
+
+def measure(task: Task, resamples: Resamples, labels: np.ndarray, scores: np.ndarray) -> Replicates:
+    """Measures of a task: those of `binary`, `regression` or `quantile`."""
+    if task.quantile is not None:
+        return quantile(resamples, labels, scores, task.quantile)
+    return OF_TYPE[task.type](resamples, labels, scores)
 
 
 def summaries(resamples: Resamples, labels: np.ndarray, found: Replicates) -> dict[str, Interval]:
