@@ -462,7 +462,9 @@ class Bakeoff:
                     else:
                         measured = measure_regression(resamples, task, y, means[name])
                         on_scale = measure_regression(resamples, task, y, served[name])
-                        measured |= {m: one for m, one in on_scale.items() if m == TRANSFORMED}
+                        measured |= {
+                            m: one for m, one in on_scale.items() if m.endswith(TRANSFORMED)
+                        }
                     for metric, (values, part) in measured.items():
                         found.setdefault((name, metric), []).append(values)
                         parts[name, metric] = part

@@ -3,14 +3,15 @@
 Binary tasks are compared by AUC, AUC of the rows with a candidate that is new to the user
 (`auc_unmatched`), AUC within users, log loss and NDCG@10 within requests, each over the rows with a
 label.  A feature of the user raises the first without changing any order within a request.
-Regression tasks are compared by RMSE in the label's own units, and on the scale of the label's
-transform, which both models are trained on.
+Regression tasks are compared by RMSE (those that predict a quantile by pinball loss) in the label's
+own units, and on the scale of the label's transform, which both models are trained on.
 
 `objections` is the rule `evaluation.rules.beats`.  A candidate is refused if
 
 - the mean AUC over the binary tasks is worse than the baseline's beyond chance: the whole 95 %
   interval of the paired difference is below 0;
-- or any one task is worse beyond chance, by AUC or by RMSE on the scale of the transform;
+- or any one task is worse beyond chance, by AUC, or by RMSE or pinball loss on the scale of the
+  transform;
 - or no task can be compared.
 
 With fewer than ten users there is no interval: then the difference itself must not be a loss.  The
@@ -43,7 +44,7 @@ from multigate.model.evaluation.results import BaselineComparison, BaselineTask,
 from multigate.model.evaluation.scored import Scored
 from multigate.model.ranker.scores import transform
 
-TRANSFORMED, UNMATCHED = "rmse_transformed", "auc_unmatched"
+TRANSFORMED, UNMATCHED = "_transformed", "auc_unmatched"
 
 
 def compare_with_baseline(
@@ -75,7 +76,7 @@ def compare_with_baseline(
                 areas[name] = mine[judged][0], other[judged][0]
         else:
             mine, other = (measure_regression(resamples, task, y, p) for p in pair)
-            judged = TRANSFORMED if TRANSFORMED in mine else "rmse"
+            judged = list(mine)[-1]  # on the scale that both are trained on
         found[name] = {
             "group": task.group,
             "type": task.type,
@@ -141,11 +142,15 @@ def measure_binary(
 def measure_regression(
     resamples: Resamples, task: Task, labels: np.ndarray, scores: np.ndarray
 ) -> Measured:
-    """RMSE in the label's own units and, where that differs, on the scale of its transform."""
-    found = {"rmse": (tasks.regression(resamples, labels, scores)["rmse"], labels)}
+    """RMSE, or the pinball loss of a quantile, in the label's own units.
+
+    Where it differs, also that on the scale of the label's transform, after the other.
+    """
+    metric = tasks.MAIN[task.measured_as]
+    found = {metric: (tasks.measure(task, resamples, labels, scores)[metric], labels)}
     if task.transform != "identity":
         y, p = transform(task, labels), transform(task, scores)
-        found[TRANSFORMED] = tasks.regression(resamples, y, p)["rmse"], labels
+        found[metric + TRANSFORMED] = tasks.measure(task, resamples, y, p)[metric], labels
     return found
 
 
