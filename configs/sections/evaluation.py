@@ -30,7 +30,8 @@ class Rules(Frozen):
 
     largest_loss: float = Field(0.02, ge=0)
     """Bound of a task's loss against production. Binary task: points of AUC, so that 0.02 allows
-    0.78 after 0.80. Regression task: relative rise of the RMSE, so that 0.02 allows 2 % more."""
+    0.78 after 0.80. Regression task: relative rise of the RMSE, or of a quantile's pinball
+    loss, so that 0.02 allows 2 % more."""
     negligible_loss: float = Field(0.002, ge=0)
     """Loss that matters to nobody even where it is shown, in the units of the bounds: two trainings
     that differ in their seed alone differ by as much."""

@@ -276,7 +276,7 @@ def objections_to_first_version(tasks: dict[str, Any]) -> list[str]:
             constant = -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0)
         else:
             scale = task.get("trained_on", task)
-            if task["metric"] == "pinball":
+            if "q" in task:
                 loss, constant = scale["pinball"], scale["pinball_of_constant"]
             else:
                 loss, constant = scale["mse"], scale["label_std"] ** 2

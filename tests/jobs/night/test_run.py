@@ -238,6 +238,9 @@ def test_what_a_first_version_has_to_beat():
     assert objections_to_first_version(tasks | {"click": binary | {"log_loss": 0.5622}}) == []
     assert objections_to_first_version(tasks | {"rating": regression | {"mse": 3.9}}) == []
     assert objections_to_first_version({"click": binary | {"log_loss": float("nan")}})
+    quantile = {"type": "regression", "rows": 100, "q": 0.9, "pinball": 0.5, "label_std": 2.0}
+    assert objections_to_first_version({"wait": quantile | {"pinball_of_constant": 0.4}})
+    assert objections_to_first_version({"wait": quantile | {"pinball_of_constant": 0.6}}) == []
 
 
 @pytest.mark.slow

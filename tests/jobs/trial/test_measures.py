@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 from scipy.stats import binom
-from sklearn.metrics import ndcg_score
+from sklearn.metrics import mean_pinball_loss, ndcg_score
 
 from multigate.configs.contract import Contract
 from multigate.configs.sections.base import parse
@@ -319,11 +319,29 @@ def test_measures_on_the_rows_that_one_version_chose(shadow, group):
     check_pair_value(found["ranking"], rows, ndcg)
 
 
+@pytest.mark.parametrize("group", SIDES)
+def test_a_quantile_is_compared_by_its_pinball_loss(records, group):
+    quantile = CONTRACT["tasks"]["rating"] | {"loss": {"kind": "quantile", "q": 0.3}}
+    changed = CONTRACT | {"tasks": CONTRACT["tasks"] | {"rating": quantile}}
+    shadow = shadow_measures(records, parse(Contract, changed, "test"), TRIAL, DRAWS)
+    pair = shadow["chosen_by"][group]["tasks"]["rating"]
+
+    def pinball(rows, version):
+        known = [row for row in rows if row["label/rating"] is not None]
+        labels = [row["label/rating"] for row in known]
+        return mean_pinball_loss(
+            labels, [score_of(row, version, "rating") for row in known], alpha=0.3
+        )
+
+    assert pair["metric"] == "pinball"
+    check_pair_value(pair, chosen_by(group), pinball)
+
+
 def check_pair_value(pair, rows, measure):
     """As `check_pair`, of the sample alone: these measures take long, and their resamples are
     tested where they are computed."""
     new, old = (measure(rows, version) for version in VERSIONS)
-    assert pair["relative"] is (pair["metric"] == "rmse")
+    assert pair["relative"] is (pair["metric"] in {"rmse", "pinball"})
     expected = (new, old, (new - old) / old if pair["relative"] else new - old)
     values = [pair[which]["value"] for which in (*VERSIONS, "difference")]
     assert values == pytest.approx(expected, abs=1e-12)

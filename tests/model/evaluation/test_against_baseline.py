@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
+from sklearn.metrics import log_loss, mean_pinball_loss, ndcg_score, roc_auc_score
 
 from multigate.configs.errors import ConfigError
 from multigate.configs.sections.base import parse
@@ -17,6 +17,7 @@ from multigate.model.baselines.table import unmatched
 from multigate.model.data.rows import read_rows
 from multigate.model.evaluation.against_baseline import (
     compare_with_baseline,
+    measure_regression,
     objections,
     table,
 )
@@ -102,6 +103,22 @@ def test_every_measure_by_another_way(fitted: Fitted) -> None:
     error = np.log1p(fitted.labels[known, 1]) - np.log1p(scores)
     measured = dwell["measures"]["rmse_transformed"]["candidate"]["value"]
     assert measured == pytest.approx(np.sqrt(np.mean(error**2)))
+
+
+def test_a_quantile_is_measured_in_its_units_and_on_the_scale_of_training(fitted: Fitted) -> None:
+    dwell = fitted.contract.tasks["dwell"]
+    changes = {"loss": {"kind": "quantile", "q": 0.8}}
+    quantile = type(dwell).model_validate(dwell.model_dump() | changes)
+    resamples = Resamples(fitted.rows.codes("user_id"), 5)
+    y, p = fitted.labels[:, 1], np.maximum(fitted.theirs["dwell"], 0)
+    known = ~np.isnan(y)
+    found = {
+        name: one[0] for name, (one, _) in measure_regression(resamples, quantile, y, p).items()
+    }
+    assert list(found) == ["pinball", "pinball_transformed"]  # the last decides
+    assert found["pinball"] == pytest.approx(mean_pinball_loss(y[known], p[known], alpha=0.8))
+    on_scale = [np.log1p(one[known]) for one in (y, p)]
+    assert found["pinball_transformed"] == pytest.approx(mean_pinball_loss(*on_scale, alpha=0.8))
 
 
 def test_where_all_candidates_are_new_they_are_not_measured_twice(fitted: Fitted) -> None:

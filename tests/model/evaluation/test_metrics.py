@@ -58,7 +58,11 @@ def test_one_class_only(label: float) -> None:
 
 def test_all_masked() -> None:
     masked, scores = np.full(3, NAN), np.array([0.1, 0.2, 0.3])
-    for found in (metrics.binary(masked, scores), metrics.regression(masked, scores)):
+    for found in (
+        metrics.binary(masked, scores),
+        metrics.regression(masked, scores),
+        metrics.quantile(masked, scores, 0.9),
+    ):
         assert found["value"] is None
         assert found["reason"] == "every label is masked"
         assert (found["rows"], found["masked"]) == (0, 3)
@@ -72,3 +76,15 @@ def test_regression_errors_by_hand() -> None:
     assert found["mae"] == pytest.approx(2.0)
     assert found["label_mean"] == pytest.approx(8 / 3)
     assert found["label_std"] == pytest.approx(math.sqrt((1 + 25 + 4) / 3 - (8 / 3) ** 2))
+
+
+def test_a_quantile_by_hand() -> None:
+    # Residuals -1, 3, -2 and 0 cost 0.25, 2.25, 0.5 and 0; the last row is masked.
+    labels, scores = np.array([1, 5, 2, 4, NAN]), np.array([2, 2, 4, 4, 99.0])
+    found = metrics.quantile(labels, scores, 0.75)
+    assert found["metric"] == "pinball"
+    assert found["value"] == found["pinball"] == pytest.approx(3 / 4)
+    # The constant 4 costs 0.75, 0.75, 0.5 and 0.
+    assert found["pinball_of_constant"] == pytest.approx(2 / 4)
+    assert found["coverage"] == 3 / 4  # a label at its score is covered
+    assert (found["q"], found["rows"], found["masked"], found["mean_score"]) == (0.75, 4, 1, 3)

@@ -89,6 +89,19 @@ def test_tasks_that_disagree_are_warned_of(
         )
 
 
+@pytest.mark.parametrize(
+    ("loss", "said"), [(None, "explained variance"), ("quantile", "pinball skill")]
+)
+def test_the_warning_names_the_tasks_own_quality(tiny: Any, loss: str | None, said: str) -> None:
+    contract = tiny.config.contract
+    dwell = contract.tasks["dwell"]
+    dwell = type(dwell).model_validate(dwell.model_dump() | {"loss": loss})
+    contract = contract.model_copy(update={"tasks": contract.tasks | {"dwell": dwell}})
+    config = tiny.config.model_copy(update={"contract": contract})
+    (warning,) = warnings(epochs(click=[0.5, 0.9, 0.8], dwell=[0.6, 0.7, 0.8]), config, None)
+    assert f"others suit dwell ({said} 0.7000, 0.8000 after epoch 3)" in warning
+
+
 def test_a_task_without_loss_weight_cannot_disagree(tiny: Any) -> None:
     found = epochs("click", click=[0.5, 0.9, 0.8], like=[0.6, 0.7, 0.9])
     contract = tiny.config.contract

@@ -14,12 +14,13 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from sklearn.metrics import mean_pinball_loss
 
 from multigate.configs.errors import ModelError
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data import examples
 from multigate.model.data.raw import raw_values
-from multigate.model.evaluation.evaluate import Predictions
+from multigate.model.evaluation.evaluate import Predictions, evaluate
 from multigate.model.export.export import export
 from multigate.model.training import train
 from multigate.model.training.progress import Display
@@ -73,6 +74,26 @@ def test_a_conditional_score_is_never_served(heads: Any, version: Path) -> None:
 def test_a_quantile_is_not_calibrated_to_the_mean(version: Path) -> None:
     metrics = json.loads((version / "assets.extra/metrics.json").read_text())
     assert "predicts a quantile" in metrics["calibration"]["left_as_they_are"]["quantile"]
+
+
+def test_a_quantile_has_its_own_measures_on_both_scales(heads: Any) -> None:
+    found = evaluate(heads.checkpoint, heads.examples)
+    task, other = found["tasks"]["quantile"], found["tasks"]["huber"]
+    p = scored(heads.checkpoint, heads.examples)["quantile"]
+    y = np.asarray(pq.read_table(heads.examples / "test")["label/quantile"].to_pylist(), float)
+    y, p = (values[~np.isnan(y)] for values in (y, p))
+    assert (task["metric"], task["q"]) == ("pinball", 0.5)
+    assert task["value"] == pytest.approx(mean_pinball_loss(y, p, alpha=0.5), rel=1e-5)
+    on_scale = mean_pinball_loss(np.log1p(y), np.log1p(p), alpha=0.5)
+    assert task["trained_on"]["pinball"] == pytest.approx(on_scale, rel=1e-5)
+    assert {"mse", "rmse"} & {*task, *task["trained_on"]} == set()
+    assert {"mse", "rmse", "label_std", "scale"} == set(other["trained_on"])
+    # The sum of the losses has the pinball loss of the quantile.
+    losses = {"auc": "log_loss", "rmse": "mse", "pinball": "pinball"}
+    total = sum(
+        one.get("trained_on", one)[losses[one["metric"]]] for one in found["tasks"].values()
+    )
+    assert found["loss"] == pytest.approx(total)
 
 
 def test_predictions_stay_within_what_their_head_allows(heads: Any) -> None:

@@ -119,6 +119,25 @@ def test_regression_against_scikit_learn_and_scipy() -> None:
         assert found["bias"][number] == pytest.approx((p[rows] - y[rows]).mean())
 
 
+def test_quantile_against_scikit_learn_and_scipy() -> None:
+    rng = np.random.default_rng(4)
+    user, y = rng.integers(0, 30, 300), np.round(100 + 5 * rng.normal(size=300), 0)
+    p = np.round(0.5 * y + 53 + 3 * rng.normal(size=300), 0)  # labels at the score are covered
+    y[::7] = NAN
+    resamples = Resamples(user, 5)
+    found = tasks.quantile(resamples, y, p, 0.8)
+    assert (y == p).sum() > 5
+    for number in (0, 3):
+        rows = drawn(resamples, number)
+        rows = rows[~np.isnan(y[rows])]
+        expected = sk.mean_pinball_loss(y[rows], p[rows], alpha=0.8)
+        assert found["pinball"][number] == pytest.approx(expected)
+        assert found["coverage"][number] == pytest.approx((y[rows] <= p[rows]).mean())
+        assert found["spearman"][number] == pytest.approx(spearmanr(y[rows], p[rows]).statistic)
+    nothing = tasks.quantile(resamples, np.full(300, NAN), p, 0.8)
+    assert all(np.isnan(values).all() for values in nothing.values())
+
+
 def test_auc_by_user_by_hand() -> None:
     # User 0: positives 0.8, 0.5, negatives 0.5, 0.1: 3.5 / 4.  User 1 has one class.  User 2: 0.
     users = np.array([0, 1, 0, 0, 1, 0, 2, 2])
