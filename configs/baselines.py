@@ -1,5 +1,6 @@
 """The models that a mixture must beat: configurations of ours, and other libraries' by name."""
 
+from importlib import import_module
 from importlib.util import find_spec
 
 from multigate.configs.config import Config
@@ -16,16 +17,31 @@ def is_installed(name: str) -> bool:
 
 
 def require_library(name: str | None) -> None:
-    """Check that the library of a baseline such as `LIGHTGBM` is installed; None needs none.
+    """Check that the library of a baseline such as `LIGHTGBM` can be used; None needs none.
+
+    The library is imported: one that is there and cannot be loaded would else be found out after
+    hours of training.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not installed, or cannot be loaded.
     """
-    if name is not None and not is_installed(name):
+    if name is None:
+        return
+    if not is_installed(name):
         raise ConfigError(
             f"baseline {name}: expected the package {name}, but it is not installed; run "
             "`pip install multigate[baseline]`"
         )
+    try:
+        import_module(name)
+    except (ImportError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        missing = " (Debian and Ubuntu: `apt-get install libgomp1`)" if "libgomp" in reason else ""
+        raise ConfigError(
+            f"baseline {name}: the package is installed but cannot be loaded: {reason}; install "
+            f"the library that it names{missing}, or install the package anew with "
+            f"`pip install --force-reinstall --no-deps {name}`"
+        ) from None
 
 
 def baseline(config: Config, name: str) -> Config:

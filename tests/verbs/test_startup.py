@@ -213,6 +213,31 @@ def test_an_absent_baseline_is_told_at_once(verb, folders, tmp_path):
     assert cpu < 3.0
 
 
+@pytest.mark.parametrize("verb", ["evaluate", "compare", "run"])
+def test_a_baseline_that_cannot_be_loaded_is_told_at_once(verb, folders, tmp_path, monkeypatch):
+    """Installed, but without a library of the system: a night would train for hours first."""
+    package = tmp_path / "packages" / "lightgbm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        'raise OSError("libgomp.so.1: cannot open shared object file:\\n No such file")\n'
+    )
+    monkeypatch.setenv("PYTHONPATH", str(package.parent), prepend=os.pathsep)
+    config = tmp_path / "beats.yaml"
+    settings = yaml.safe_load((ROOT / "configs/presets/demo.yaml").read_text())
+    config.write_text(yaml.safe_dump(settings | {"evaluation": {"rules": {"beats": "lightgbm"}}}))
+    more = ["--baseline", "lightgbm"] if verb == "evaluate" else []
+    command = options(verb, config, folders)
+    status, out, err, cpu = call(*command, *more)
+    assert (status, out) == (2, "")
+    assert err == (
+        "error: baseline lightgbm: the package is installed but cannot be loaded: libgomp.so.1: "
+        "cannot open shared object file: No such file; install the library that it names (Debian "
+        "and Ubuntu: `apt-get install libgomp1`), or install the package anew with `pip install "
+        "--force-reinstall --no-deps lightgbm`\n"
+    )
+    assert cpu < 4.0
+
+
 @pytest.mark.parametrize("action", ["export", "candidates evaluate", "candidates export"])
 def test_an_absent_checkpoint_is_told_at_once(action, folders, tmp_path):
     out = ["--out", tmp_path / "out"] if action.endswith("export") else []
