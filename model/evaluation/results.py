@@ -226,6 +226,8 @@ class BaselineComparison(TypedDict):
         left_out: features that it does not read.
         tasks: by name; without those that the baseline has no training label for.
         auc: mean AUC over the binary tasks that both have one for; None without.
+        within_users: mean AUC within users over the binary tasks of which enough users have both
+            classes; None without.
         ranking: NDCG@10 of the combined score; None where no list can be judged.
         sentences: what it means, the losses first.
     """
@@ -236,6 +238,7 @@ class BaselineComparison(TypedDict):
     left_out: list[str]
     tasks: dict[str, BaselineTask]
     auc: Compared | None
+    within_users: Compared | None
     ranking: Compared | None
     sentences: list[str]
 

@@ -138,6 +138,7 @@ def baseline(found: Assessment) -> str:
         (name, one)
         for name, one in (
             ("mean of the binary tasks", compared["auc"]),
+            ("mean of the binary tasks", compared["within_users"]),
             ("combined score", compared["ranking"]),
         )
         if one is not None

@@ -2,19 +2,23 @@
 
 import copy
 import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from sklearn.metrics import log_loss, mean_pinball_loss, ndcg_score, roc_auc_score
 
 from multigate.configs.errors import ConfigError
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.evaluation import Rules
-from multigate.model.baselines.lightgbm_baseline import fit
+from multigate.model.baselines.lightgbm_baseline import LightGBM, fit
 from multigate.model.baselines.table import unmatched
-from multigate.model.data.rows import read_rows
+from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation.against_baseline import (
     compare_with_baseline,
     measure_regression,
@@ -25,6 +29,7 @@ from multigate.model.evaluation.combine import combine
 from multigate.model.evaluation.comparison import compare, reasons_to_refuse
 from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.evaluation.scored import Scored
+from multigate.model.export.calibration import sigmoid
 from multigate.model.training import train
 
 BEATS = parse(Rules, {"beats": "lightgbm", "calibration": None}, "rules")
@@ -151,7 +156,8 @@ def test_equal_scores_are_no_loss(fitted: Fitted) -> None:
     assert found["ranking"]["difference"]["value"] == 0
     (even, unread) = found["sentences"]
     assert even.startswith("No difference from LightGBM ")
-    assert even.endswith(" beyond chance: mean of the binary tasks, click, dwell, like.")
+    names = "mean of the binary tasks, combined score, mean within users, click, dwell, like"
+    assert even.endswith(f" beyond chance: {names}.")
     assert unread.startswith("Neither model reads position: ")
 
 
@@ -161,7 +167,9 @@ def test_wins_are_told_and_keep_the_rule(fitted: Fitted) -> None:
     assert objections(found) == []
     won, even, _ = found["sentences"]
     assert won.startswith("Better than LightGBM ")
-    assert won.endswith(" beyond chance: mean of the binary tasks, click, dwell.")
+    assert won.endswith(
+        " beyond chance: mean of the binary tasks, combined score, mean within users, click, dwell."
+    )
     assert even.endswith(" beyond chance: like.")
 
 
@@ -170,13 +178,15 @@ def test_a_worse_mean_is_refused(fitted: Fitted) -> None:
     said = objections(found)
     assert [line.partition(":")[0] for line in said] == [
         "mean of the binary tasks",
+        "combined score",
+        "mean within users",
         "click",
         "like",
     ]
     title = found["title"]
-    assert said[1].startswith(f"click: worse than {title}: AUC -0.")
-    assert said[1].endswith(").")
-    assert found["sentences"][1].startswith(f"click is worse than with {title}, beyond chance: AUC")
+    assert said[3].startswith(f"click: worse than {title}: AUC -0.")
+    assert said[3].endswith(").")
+    assert found["sentences"][3].startswith(f"click is worse than with {title}, beyond chance: AUC")
 
 
 def test_one_worse_task_is_refused_though_the_mean_is_better(fitted: Fitted) -> None:
@@ -207,12 +217,17 @@ def test_users_with_one_row_each(fitted: Fitted) -> None:
         "log_loss",
         "ndcg@10",
     ]
-    assert len(objections(found)) == 2
+    assert found["within_users"] is None
+    assert len(objections(found)) == 3  # the mean, the combined score, and click
 
 
 def test_what_cannot_be_compared_is_refused(fitted: Fitted) -> None:
     found = copy.deepcopy(fitted.against(fitted.theirs))
-    found["tasks"], found["auc"] = {}, None  # as where LightGBM has no training label
+    found["tasks"], found["auc"], found["within_users"] = (
+        {},
+        None,
+        None,
+    )  # as where LightGBM has no training label
     (reason,) = objections(found)
     assert reason.startswith("No task can be compared with LightGBM ")
     differences: Any = {"tasks": {}, "ranking": None}
@@ -242,7 +257,137 @@ def test_the_table_names_both(fitted: Fitted) -> None:
         fitted.baseline.title,
         "difference",
     ]
-    assert view.row_count == 2 + 5 + 2 + 5
+    assert view.row_count == 3 + 5 + 2 + 5
+
+
+@dataclass(frozen=True)
+class Given(LightGBM):
+    """LightGBM with scores of rows that it was not trained for."""
+
+    given: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def scores(self, rows: Rows) -> dict[str, np.ndarray]:
+        return dict(self.given)
+
+
+class Night:
+    """Requests of many users, whose labels follow a user's and a row's own part; two tasks.
+
+    Args:
+        fitted: whose features the rows have.
+        seed: of everything.
+        users: with three requests of five rows each.
+    """
+
+    def __init__(self, fitted: Fitted, seed: int, users: int = 80) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.fitted, N = fitted, users * 15
+        self.users = np.repeat(np.arange(users), 15)
+        click, like = fitted.contract.tasks["click"], fitted.contract.tasks["like"]
+        like = like.model_copy(update={"score_weight": 1.0})
+        self.contract = fitted.contract.model_copy(update={"tasks": {"click": click, "like": like}})
+        self.of_user = {name: self.rng.normal(size=users)[self.users] for name in ("click", "like")}
+        self.logits = {
+            name: of_user + self.rng.normal(size=N) - (1 if name == "click" else 2.5)
+            for name, of_user in self.of_user.items()
+        }
+        columns = {
+            "user_id": pa.array(self.users),
+            "meta/request": pa.array(np.arange(N) // 5),
+        }
+        for name, z in self.logits.items():
+            y = (self.rng.random(N) < sigmoid(z)).astype(np.float32)
+            columns[f"label/{name}"] = pa.array(y)
+        table = fitted.rows.table.take(pa.array(self.rng.integers(0, len(fitted.rows), N)))
+        for name, column in columns.items():
+            if name in table.column_names:
+                table = table.drop_columns(name)
+            table = table.append_column(name, column)
+        self.rows = Rows(Path("made"), table)
+
+    def noisy(self) -> dict[str, np.ndarray]:
+        """Scores that are as far from the truth as those of every other call."""
+        return {name: sigmoid(z + self.rng.normal(size=len(z))) for name, z in self.logits.items()}
+
+    def against(self, ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> Any:
+        baseline = Given(**vars(self.fitted.baseline), given=theirs)
+        scored = Scored(self.contract, ours, combine(self.contract, ours))
+        return compare_with_baseline(scored, baseline, self.rows, Resamples(self.users, 200))
+
+
+def refused(found: Any) -> set[str]:
+    """What the rule refuses by."""
+    return {line.partition(":")[0] for line in objections(found)}
+
+
+def test_level_models_are_seldom_refused_by_the_order_of_lists(fitted: Fitted) -> None:
+    """Each of the two tests: about once in forty nights; worse orders by both, nearly always."""
+    nights = 160
+    level, worse = Counter[str](), Counter[str]()
+    for seed in range(nights):
+        night = Night(fitted, seed)
+        theirs = night.noisy()
+        level.update(refused(night.against(night.noisy(), theirs)))
+        if seed < 20:
+            noisier = {
+                name: sigmoid(z + 3 * night.rng.normal(size=len(z)))
+                for name, z in night.logits.items()
+            }
+            worse.update(refused(night.against(noisier, theirs)))
+    for name in ("combined score", "mean within users"):
+        assert level[name] <= 8, f"{name}: one in forty is 4 of {nights}"
+        assert worse[name] >= 18, name
+
+
+def test_a_task_that_no_longer_counts_in_the_sum_is_refused(fitted: Fitted) -> None:
+    """AUC does not see a task's scale, and the sum of the scores orders by the other task."""
+    night = Night(fitted, 0, users=300)
+    theirs = night.noisy()
+    found = night.against(theirs | {"click": 1e-3 * theirs["click"]}, theirs)
+    assert found["tasks"]["click"]["measures"]["auc"]["difference"]["value"] == 0
+    (reason,) = objections(found)
+    assert reason.startswith("combined score: worse than LightGBM ")
+    assert "NDCG@10 -0." in reason
+    assert any(line.startswith("combined score is worse than") for line in found["sentences"])
+
+
+def test_knowing_users_alone_is_refused(fitted: Fitted) -> None:
+    """The user's own part without noise: as good an AUC over all rows, and no order of a list."""
+    night = Night(fitted, 0, users=300)
+    rare = sigmoid(2 * night.of_user["like"])
+    theirs = {
+        name: sigmoid(z + 1.4 * night.rng.normal(size=len(z))) for name, z in night.logits.items()
+    }
+    found = night.against(theirs | {"like": rare}, theirs)
+    like = found["tasks"]["like"]["measures"]
+    assert like["auc"]["wins"] is not False
+    assert like["gauc"]["candidate"]["value"] == 0.5
+    assert "mean within users" in refused(found)
+    assert not {"like", "mean of the binary tasks"} & refused(found)
+
+
+def test_the_order_within_few_users_is_not_judged(fitted: Fitted) -> None:
+    """Of many users few have both classes: a sign alone would refuse every second level model."""
+    night = Night(fitted, 0)
+    both = 15 * np.arange(9)  # a row of nine users each
+    for name in ("click", "like"):
+        y = np.repeat(np.arange(80) % 2, 15).astype(np.float32)
+        y[both] = 1 - y[both]
+        column = night.rows.table.column_names.index(f"label/{name}")
+        table = night.rows.table.set_column(column, f"label/{name}", pa.array(y))
+        night.rows = Rows(Path("made"), table)
+    theirs = night.noisy()
+    found = night.against(night.noisy(), theirs)
+    assert found["tasks"]["click"]["measures"]["gauc"]["candidate"]["value"] is not None
+    assert found["within_users"] is None
+    y[15 * 9] = 1 - y[15 * 9]  # a tenth user
+    for name in ("click", "like"):
+        column = night.rows.table.column_names.index(f"label/{name}")
+        table = night.rows.table.set_column(column, f"label/{name}", pa.array(y))
+        night.rows = Rows(Path("made"), table)
+    within = night.against(night.noisy(), theirs)["within_users"]
+    assert within["candidate"]["rows"] == 10 * 15
+    assert within["difference"]["low"] is not None
 
 
 @pytest.mark.slow
