@@ -106,7 +106,7 @@ def assess(
         baseline = fit(examples, contract)
     against = None
     if baseline is not None:
-        against = compare_with_baseline(scored, baseline, rows, resamples)
+        against = compare_with_baseline(scored, baseline, rows, resamples, examples)
     progress.step("intervals of the tasks")
     of_tasks = _intervals(summary, contract, labels, scored, resamples, unmatched(contract, rows))
     progress.step("ranked lists")

@@ -4,7 +4,10 @@ Binary tasks are compared by AUC, AUC of the rows with a candidate that is new t
 (`auc_unmatched`), AUC within users, log loss and NDCG@10 within requests, each over the rows with a
 label.  A feature of the user raises the first without changing any order within a request.
 Regression tasks are compared by RMSE (those that predict a quantile by pinball loss) in the label's
-own units, and on the scale of the label's transform, which both models are trained on.
+own units, and on the scale of the label's transform, which both models are trained on.  The scores
+of a version that was exported with `export.smearing` are means in own units, which are too high on
+the scale of a logarithm.  The baseline's scores of these tasks are then corrected in the same way,
+by a factor from the validation split, and own units decide.
 
 `objections` is the rule `evaluation.rules.beats`.  A candidate is refused if
 
@@ -17,8 +20,8 @@ own units, and on the scale of the label's transform, which both models are trai
   know users and not items have a good AUC over all rows, and order no list.  It is one test and
   not one per task, so that level models are not refused more often than needed.  A task takes
   part if at least ten users have both classes of it;
-- or any one task is worse beyond chance, by AUC, or by RMSE or pinball loss on the scale of the
-  transform;
+- or any one task is worse beyond chance, by AUC, or by RMSE or pinball loss: on the scale of the
+  transform, or in own units where ours is smeared;
 - or no task can be compared.
 
 With fewer than ten users there is no interval: then the difference itself must not be a loss.  The
@@ -34,6 +37,7 @@ reads the same rates of the user's past, so that most of the unfairness cancels.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from rich.table import Table
@@ -43,7 +47,7 @@ from multigate.configs.contract import Contract, PositionFeature
 from multigate.configs.sections.labels import Task
 from multigate.model.baselines.lightgbm_baseline import LightGBM, TaskFit
 from multigate.model.baselines.table import unmatched
-from multigate.model.data.rows import Rows
+from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation.combine import combine, gains
 from multigate.model.evaluation.measures import ranking, ranks, tasks
 from multigate.model.evaluation.measures.bootstrap import LEAST_USERS, Resamples, limits
@@ -56,13 +60,18 @@ from multigate.model.evaluation.paired import (
 )
 from multigate.model.evaluation.results import BaselineComparison, BaselineTask, Compared
 from multigate.model.evaluation.scored import Scored
+from multigate.model.evaluation.smearing import smear, smearing_factor
 from multigate.model.ranker.scores import transform
 
 TRANSFORMED, UNMATCHED, WITHIN = "_transformed", "auc_unmatched", "gauc"
 
 
 def compare_with_baseline(
-    ours: Scored, baseline: LightGBM, rows: Rows, resamples: Resamples
+    ours: Scored,
+    baseline: LightGBM,
+    rows: Rows,
+    resamples: Resamples,
+    examples: Path | None = None,
 ) -> BaselineComparison:
     """Measure both on the same rows and resamples.
 
@@ -71,10 +80,17 @@ def compare_with_baseline(
         baseline: fitted on the training split of the same examples.
         rows: of one split.
         resamples: of these rows' users.
+        examples: folder that the baseline was trained on; its validation split corrects the
+            baseline's scores of tasks that are smeared in ours. Without such a task it is not read.
+
+    Raises:
+        ValueError: a task is smeared, and no examples are given.
+        DataError: the validation split cannot be read.
     """
     contract = ours.contract
     labels = rows.labels(contract)
     theirs = baseline.scores(rows)
+    factors = _smear(ours, baseline, theirs, rows, examples)
     lists, new = rows.lists(contract), unmatched(contract, rows)
     found: dict[str, BaselineTask] = {}
     areas: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -93,7 +109,8 @@ def compare_with_baseline(
                 within[name] = mine[WITHIN][0], other[WITHIN][0]
         else:
             mine, other = (measure_regression(resamples, task, y, p) for p in pair)
-            judged = list(mine)[-1]  # on the scale that both are trained on
+            # The last one is on the scale that both are trained on.
+            judged = "rmse" if name in ours.smeared else list(mine)[-1]
         found[name] = {
             "group": task.group,
             "type": task.type,
@@ -102,7 +119,7 @@ def compare_with_baseline(
                 metric: _compared(resamples, metric, values, other[metric][0], part)
                 for metric, (values, part) in mine.items()
             },
-            "note": _note(baseline.tasks[name]),
+            "note": _note(baseline.tasks[name], factors.get(name)),
         }
     result: BaselineComparison = {
         "name": LIGHTGBM,
@@ -252,13 +269,57 @@ def _ranking(
     return _compared(resamples, ranking.MAIN, a, b, part)
 
 
-def _note(fitted: TaskFit) -> str:
-    """How a task was trained, in words."""
+def _smear(
+    ours: Scored,
+    baseline: LightGBM,
+    theirs: dict[str, np.ndarray],
+    rows: Rows,
+    examples: Path | None,
+) -> dict[str, float]:
+    """Correct the baseline's scores of tasks that are smeared in ours, as an export corrects ours.
+
+    Args:
+        ours: names the tasks.
+        baseline: fitted on the examples.
+        theirs: by task, (N,) in own units; those of corrected tasks are replaced.
+        rows: that they are of.
+        examples: whose validation split has the residuals.
+
+    Returns:
+        Duan's factor, by task; a task is absent where the factor does not lower its error.
+    """
+    names = [name for name in ours.smeared if name in theirs]
+    if not names:
+        return {}
+    if examples is None:
+        raise ValueError(f"{names[0]} is smeared: expected the examples, received none")
+    validation = read_rows(examples, "validation")
+    labels = validation.labels(ours.contract)
+    # Not the scores: what is clipped has lost its residual.
+    held_out, measured = (baseline.tabulator(one) for one in (validation, rows))
+    factors = {}
+    for name in names:
+        task = ours.contract.tasks[name]
+        y = labels[:, list(ours.contract.tasks).index(name)].astype(np.float64)
+        known = ~np.isnan(y)
+        fitted = baseline.tasks[name]
+        z = fitted.predict(held_out[known], baseline.threads)
+        factor = smearing_factor(task, z, y[known])
+        if factor is not None:
+            factors[name] = factor
+            theirs[name] = smear(task, fitted.predict(measured, baseline.threads), factor)
+    return factors
+
+
+def _note(fitted: TaskFit, factor: float | None) -> str:
+    """How a task was trained, in words, and the factor of its smearing, if any."""
     said = []
     if fitted.setting is not None:
         leaves, rate, least, ids, counts = fitted.setting
         said.append(f"{fitted.trees} trees of {leaves} leaves, rate {rate:g}, {least} rows a leaf")
         said += [] if ids else ["no splits on ids" + ("" if counts else " or their counts")]
+    if factor is not None:
+        said.append(f"corrected to the mean by a factor of {factor:.3g}, as ours is")
     return "; ".join([*said, *([fitted.note] if fitted.note else [])])
 
 

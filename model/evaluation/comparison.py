@@ -101,7 +101,7 @@ def compare(
     found = compare_scored(ours, theirs, rows, resamples)
     if rules.beats is not None:
         found["baseline"] = baseline or compare_with_baseline(
-            ours, fit(examples, contract), rows, resamples
+            ours, fit(examples, contract), rows, resamples, examples
         )
     return {
         **verdict(found, rules, theirs is not None),

@@ -202,8 +202,9 @@ class BaselineTask(TypedDict):
     Attributes:
         group: of the task.
         type: "binary" or "regression".
-        judged: the measure that decides: "auc", or the RMSE or pinball loss on the scale that both
-            are trained on.
+        judged: the measure that decides: "auc"; the RMSE or pinball loss on the scale that both are
+            trained on; or the RMSE in own units where our scores are means there
+            (`export.smearing`).
         measures: by name; those that rows and contract allow.
         note: how the baseline was trained on this task.
     """

@@ -1,5 +1,6 @@
 """A model's scores of rows: of a checkpoint, or of an exported version as it is served."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from multigate.model.data.rows import Rows
 from multigate.model.evaluation.combine import combine
 from multigate.model.evaluation.evaluate import Predictions
 
-EXTRA = "assets.extra"
+EXTRA, METRICS = "assets.extra", "metrics.json"
 _BATCH = 4096
 
 
@@ -31,12 +32,15 @@ class Scored:
         combined: (N,) float64.
         predictions: these scores with the gates' decisions; None of a version, which does not
             tell them.
+        smeared: tasks learnt on a logarithm whose scores are means in the label's own units
+            (`export.smearing`); others' are near the median.
     """
 
     contract: Contract
     scores: dict[str, NDArray[np.float64]]
     combined: NDArray[np.float64]
     predictions: Predictions | None = None
+    smeared: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for name, values in (self.scores | {"score": self.combined}).items():
@@ -141,6 +145,22 @@ class _Checkpoint:
         )
 
 
+def _smeared(version: Path) -> frozenset[str]:
+    """Tasks that the export smeared, by its metrics; none where an older version has none.
+
+    Raises:
+        ModelError: the metrics cannot be read.
+    """
+    path = version / EXTRA / METRICS
+    try:
+        metrics = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return frozenset()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}; export anew") from None
+    return frozenset(metrics.get("smearing", {}))
+
+
 class _Version:
     """The signatures of a version that is served."""
 
@@ -149,6 +169,7 @@ class _Version:
 
         self.contract = read_contract(folder).contract
         self._names = [name for name, _ in self.contract.of_side("user", "item", "context")]
+        self._smeared = _smeared(folder)
         try:
             # Keep the module: without it, its variables are freed.
             self._model = tf.saved_model.load(str(folder))
@@ -169,7 +190,7 @@ class _Version:
             for name in [*self.contract.tasks, "score"]
         }
         scores = {name: found[name] for name in self.contract.tasks}
-        return Scored(self.contract, scores, found["score"])
+        return Scored(self.contract, scores, found["score"], smeared=self._smeared)
 
     def experts(self, rows: Rows) -> dict[str, NDArray[np.float64]] | None:
         if "gates" not in self._model.signatures:  # an older version

@@ -12,12 +12,9 @@ downsampled.  With a single task, s is the share itself and the correction is ex
 is exact on average.  Sampled negatives, of items that the log does not show, are not logged
 impressions; no correction is known for them.
 
-Smearing.  A task trained on log(1 + y) predicts the mean of that, and its inverse is near y's
-median.  The mean of y is estimated by S * exp(prediction) - 1, with S the sum over the validation
-split of 1 + y over that of exp(prediction): the logit plus log(S) / std.  Duan (1983) takes the
-mean of the ratios (1 + y) / exp(prediction) instead, which is the same where they do not depend on
-the prediction.  On Deskdrop they do: low predictions err more, and his factor is a quarter too
-high.
+Smearing (`model.evaluation.smearing`).  A task trained on log(1 + y) predicts the mean of that, and
+its inverse is near y's median.  The mean of y is estimated by S * exp(prediction) - 1, with S from
+the validation split: the logit plus log(S) / std.
 
 Calibration is fitted to logits that are corrected for downsampling.  Because the validation split
 is not downsampled, it would correct downsampled negatives by itself; fitted this way, it does not
@@ -39,6 +36,7 @@ from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import Examples, read_split
 from multigate.model.evaluation.evaluate import Predictions
+from multigate.model.evaluation.smearing import smearing_factor
 from multigate.model.export import calibration as calibrations
 from multigate.model.export.calibration import Calibration, CalibrationReport, Curve
 from multigate.model.ranker import scores
@@ -223,17 +221,11 @@ def smearing_factors(
     found = {}
     for t, (name, task) in enumerate(contract.tasks.items()):
         known = calibrations.counted(labels[:, t], weights)
-        if task.transform != "log1p" or not task.predicts_mean or not known.any():
-            continue
         of_task = statistics.tasks[name]
-        z, y = logits[name][known], labels[known, t]
+        predicted = logits[name][known].astype(np.float64) * of_task.std + of_task.mean
         w = None if weights is None else weights[known]
-        predicted = z.astype(np.float64) * of_task.std + of_task.mean
-        means = (np.average(np.exp(of), weights=w) for of in (scores.transform(task, y), predicted))
-        factor = float(np.divide(*means))
-        before = rmse(contract, statistics, name, z, y, w)
-        after = rmse(contract, statistics, name, z + np.log(factor) / of_task.std, y, w)
-        if before is not None and after is not None and after < before:
+        factor = smearing_factor(task, predicted, labels[known, t].astype(np.float64), w)
+        if factor is not None:
             found[name] = factor
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import log_loss, mean_pinball_loss, ndcg_score, roc_auc_score
 
@@ -388,6 +389,87 @@ def test_the_order_within_few_users_is_not_judged(fitted: Fitted) -> None:
     within = night.against(night.noisy(), theirs)["within_users"]
     assert within["candidate"]["rows"] == 10 * 15
     assert within["difference"]["low"] is not None
+
+
+class Smeared:
+    """LightGBM on seconds of which a row's logarithm varies much, and scores to set against it."""
+
+    def __init__(self, tiny: Any, examples: Path) -> None:
+        dwell = tiny.config.contract.tasks["dwell"]
+        self.contract = tiny.config.contract.model_copy(update={"tasks": {"dwell": dwell}})
+        self.examples, rng = examples, np.random.default_rng(0)
+        for path in sorted(examples.glob("*/part-0.parquet")):
+            table = pq.read_table(path)
+            z = 0.3 * np.log(table["label/dwell"].to_numpy())
+            y = np.exp(3 + z + rng.normal(size=len(table)))
+            at = table.column_names.index("label/dwell")
+            column = pa.array(y.astype(np.float32), from_pandas=True)
+            pq.write_table(table.set_column(at, "label/dwell", column), path)
+        self.baseline = fit(examples, self.contract)
+        self.rows, validation = (read_rows(examples, split) for split in ("test", "validation"))
+        self.theirs = self.baseline.scores(self.rows)["dwell"]
+        y = validation.labels(self.contract)[:, 0]
+        held_out = self.baseline.scores(validation)["dwell"]
+        self.factor = float(np.nanmean((1 + y) / (1 + held_out)))
+        self.labels = self.rows.labels(self.contract)[:, 0]
+
+    def against(self, scores: np.ndarray, smeared: bool = True) -> Any:
+        ours = Scored(
+            self.contract,
+            {"dwell": scores},
+            combine(self.contract, {"dwell": scores}),
+            smeared=frozenset({"dwell"} if smeared else ()),
+        )
+        resamples = Resamples(self.rows.codes("user_id"), 200)
+        examples = self.examples if smeared else None
+        return compare_with_baseline(ours, self.baseline, self.rows, resamples, examples)
+
+
+@pytest.fixture(scope="module")
+def smeared(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Smeared:
+    folder = tmp_path_factory.mktemp("smeared") / "examples"
+    tiny.write_examples(folder, tiny.config, rows=5000)
+    return Smeared(tiny, folder)
+
+
+def test_a_mean_in_own_units_is_judged_there_against_a_mean(smeared: Smeared) -> None:
+    """Both corrected by the same factor are level; on the logarithm a mean looks worse."""
+    assert smeared.factor > 1.3
+    scores = (1 + smeared.theirs) * smeared.factor - 1
+    found = smeared.against(scores)
+    dwell = found["tasks"]["dwell"]
+    assert dwell["judged"] == "rmse"
+    for measure in dwell["measures"].values():
+        assert measure["difference"]["value"] == pytest.approx(0, abs=1e-9)
+    known = ~np.isnan(smeared.labels)
+    error = np.sqrt(np.mean((scores - smeared.labels)[known] ** 2))
+    assert dwell["measures"]["rmse"]["production"]["value"] == pytest.approx(error, rel=1e-6)
+    assert error < np.sqrt(np.mean((smeared.theirs - smeared.labels)[known] ** 2))
+    assert objections(found) == []
+    assert f"corrected to the mean by a factor of {smeared.factor:.3g}, as ours is" in dwell["note"]
+    # The same scores, judged as if they were near the median.
+    (reason,) = objections(smeared.against(scores, smeared=False))
+    assert "RMSE of the transformed label +" in reason
+
+
+def test_a_smeared_task_that_is_worse_is_refused(smeared: Smeared) -> None:
+    mixed = np.random.default_rng(0).permutation(smeared.theirs)
+    (reason,) = objections(smeared.against((1 + mixed) * smeared.factor - 1))
+    assert reason.startswith("dwell: worse than LightGBM ")
+    assert ": RMSE +" in reason
+    # Near the median, although it says that it is a mean: LightGBM's is one.
+    found = smeared.against(smeared.theirs)["tasks"]["dwell"]["measures"]["rmse"]
+    assert found["difference"]["value"] > 0
+
+
+def test_without_smearing_lightgbm_is_left_as_it_is(smeared: Smeared) -> None:
+    found = smeared.against(smeared.theirs, smeared=False)["tasks"]["dwell"]
+    assert found["judged"] == "rmse_transformed"
+    assert "corrected" not in found["note"]
+    assert all(one["difference"]["value"] == 0 for one in found["measures"].values())
+    with pytest.raises(ValueError, match="dwell is smeared: expected the examples"):
+        ours = Scored(smeared.contract, {}, smeared.theirs, smeared=frozenset({"dwell"}))
+        compare_with_baseline(ours, smeared.baseline, smeared.rows, Resamples(smeared.labels))
 
 
 @pytest.mark.slow

@@ -10,12 +10,19 @@ import pytest
 import tensorflow as tf
 from sklearn.linear_model import LogisticRegression
 
+from multigate.configs.errors import ModelError
 from multigate.configs.files import SPLITS, ExamplesFolder
+from multigate.configs.sections.base import parse
+from multigate.configs.sections.evaluation import EvaluationConfig, Rules
 from multigate.configs.statistics import Statistics
+from multigate.model.assessment.assess import assess
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import read_split
 from multigate.model.data.raw import raw_values
+from multigate.model.data.rows import read_rows
+from multigate.model.evaluation.comparison import compare
 from multigate.model.evaluation.evaluate import Predictions
+from multigate.model.evaluation.scored import score
 from multigate.model.export import calibration, links
 from multigate.model.export.calibration import sigmoid
 from multigate.model.export.export import export
@@ -230,3 +237,19 @@ def test_smearing_comes_after_calibration(case, tmp_path) -> None:
         metrics["calibration"]["tasks"]["dwell"]["after"]["rmse"], rel=1e-5
     )
     assert dwell["mean_score"] == pytest.approx(dwell["label_mean"], rel=0.15)
+    # What the version says of itself decides the units in which it is set against LightGBM.
+    scored = score(version, read_rows(case.examples, "test"))
+    assert scored.smeared == {"dwell"}
+    assert score(checkpoint, read_rows(case.examples, "test")).smeared == frozenset()
+    rules = parse(Rules, {"beats": "lightgbm"}, "rules")
+    against = compare(version, None, case.examples, rules, replicates=50)["baseline"]
+    assert against["tasks"]["dwell"]["judged"] == "rmse"
+    assert against["tasks"]["dwell"]["measures"]["rmse"]["candidate"]["value"] == pytest.approx(
+        dwell["value"], rel=1e-5
+    )
+    options = parse(EvaluationConfig, {"rules": {"beats": "lightgbm"}, "replicates": 50}, "")
+    assessed = assess(version, case.examples, options)["baseline"]
+    assert assessed["tasks"]["dwell"]["judged"] == "rmse"
+    (version / "assets.extra" / "metrics.json").write_text("{")
+    with pytest.raises(ModelError, match=r"metrics\.json: cannot be read: "):
+        score(version, read_rows(case.examples, "test"))
