@@ -243,4 +243,4 @@ def fit_task(
 def _clipped(task: Task, values: np.ndarray) -> np.ndarray:
     """Scores in the label's own units, clipped as `model.ranker.scores.score` does."""
     values = in_own_units(task, values)
-    return np.clip(values, *task.clip) if task.clip is not None else values
+    return values if task.limits is None else np.clip(values, *task.limits)

@@ -24,11 +24,12 @@ by a factor from the validation split, and own units decide.
   transform, or in own units where ours is smeared;
 - or no task can be compared.
 
-With fewer than ten users there is no interval: then the difference itself must not be a loss.  The
-combined score and the order within users are judged by their intervals alone: lists with a gain and
-users with both classes may be few where users are many, and a sign alone would refuse every second
-level model.  The intervals are not widened for the number of tests: what is truly level is refused
-by chance about once in forty times, each.  The rule is strict on purpose.
+With fewer than ten users, or where more than a tenth of the resamples lack a class, there is no
+interval: then the difference itself must not be a loss, and the sentences say so.  The combined
+score and the order within users are judged by their intervals alone: lists with a gain and users
+with both classes may be few where users are many, and a sign alone would refuse every second level
+model.  The intervals are not widened for the number of tests: what is truly level is refused by
+chance about once in forty times, each.  The rule is strict on purpose.
 
 AUC within users is unfair to a model that learns a user's rate of rare labels from the user's own
 past labels (`benchmarks/within_users.py`).  It is judged all the same: of rare labels requests
@@ -323,13 +324,17 @@ def _note(fitted: TaskFit, factor: float | None) -> str:
     return "; ".join([*said, *([fitted.note] if fitted.note else [])])
 
 
+_FEW = "with too few users or labels for an interval"
+
+
 def objections(found: BaselineComparison) -> list[str]:
     """Every reason to refuse a model by `evaluation.rules.beats`, a sentence each."""
     judged = _judged(found)
     if found["auc"] is None and not any(name in judged for name in found["tasks"]):
         return [f"No task can be compared with {found['title']}, which the rules ask to beat."]
     return [
-        f"{name}: worse than {found['title']}: {in_words(compared)}."
+        f"{name}: worse than {found['title']}: {in_words(compared)}"
+        + (f"; {_FEW}, no loss is allowed." if limits(compared["difference"]) is None else ".")
         for name, compared in judged.items()
         if _lost(compared)
     ]
@@ -366,7 +371,10 @@ def _lost(compared: Compared) -> bool:
 
 
 def _sentences(found: BaselineComparison, places: Sequence[str]) -> list[str]:
-    """Losses and wins beyond chance, and what the baseline did not read.
+    """Losses and wins beyond chance, those without an interval, and what the baseline did not read.
+
+    Where there is no interval, chance is not known: such a difference is neither beyond it nor
+    within it, and the rule refuses a loss.
 
     Args:
         found: the comparison.
@@ -379,11 +387,22 @@ def _sentences(found: BaselineComparison, places: Sequence[str]) -> list[str]:
         if compared["wins"] is False
     ]
     won = [name for name, compared in judged.items() if compared["wins"]]
-    even = [name for name, compared in judged.items() if compared["wins"] is None]
+    even, few = [], []
+    for name, compared in judged.items():
+        if limits(compared["difference"]) is None:
+            few.append(name)
+        elif compared["wins"] is None:
+            even.append(name)
+    worse = [f"{name} ({in_words(judged[name])})" for name in few if _lost(judged[name])]
+    rest = [name for name in few if not _lost(judged[name])]
+    if worse:
+        said.append(f"{_FEW.capitalize()}, worse than {other} on these rows: {', '.join(worse)}.")
     if won:
         said.append(f"Better than {other} beyond chance: {', '.join(won)}.")
     if even:
         said.append(f"No difference from {other} beyond chance: {', '.join(even)}.")
+    if rest:
+        said.append(f"{_FEW.capitalize()}, no worse than {other} on these rows: {', '.join(rest)}.")
     unread = [name for name in found["left_out"] if name not in places]
     if unread:
         said.append(f"{other} does not read {', '.join(unread)}.")

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -206,6 +207,62 @@ def test_few_users_have_no_interval(fitted: Fitted) -> None:
     said = objections(fitted.against(scores, users))
     assert len(said) == 2  # the mean, and click
     assert "95 %" not in "".join(said)
+    assert all("with too few users or labels for an interval, no loss" in one for one in said)
+
+
+def told(found: Any) -> dict[str, set[str]]:
+    """What the sentences say of each name that the rule judges, by the kind of sentence."""
+    names = ("mean of the binary tasks", "combined score", "mean within users", *found["tasks"])
+    kinds = {
+        "worse": (" is worse than with ", ", worse than "),
+        "level": ("No difference from ", ", no worse than "),
+        "better": ("Better than ",),
+    }
+    said: dict[str, set[str]] = {name: set() for name in names}
+    for line in found["sentences"]:
+        head, _, listed = line.rpartition("on these rows: ")
+        listed = listed if head else line
+        for kind, signs in kinds.items():
+            if any(sign in line for sign in signs):
+                for name in names:
+                    if re.search(rf"(^|[ :]){name}( \(| is|, |\.)", listed):
+                        said[name].add(kind)
+    return said
+
+
+@pytest.mark.parametrize("users", [5, 9, 10, 40])
+@pytest.mark.parametrize("noisy", [("click",), ("like",), ("dwell",), ("click", "like", "dwell")])
+def test_the_report_and_the_rule_say_the_same(
+    fitted: Fitted, users: int, noisy: tuple[str, ...]
+) -> None:
+    """A name is refused if, and only if, a sentence says that it is worse; none says two things."""
+    found = fitted.against(fitted.noise(*noisy), np.arange(len(fitted.rows)) % users)
+    said = told(found)
+    assert {name for name, kinds in said.items() if kinds == {"worse"}} == refused(found)
+    assert all(len(kinds) <= 1 for kinds in said.values())
+    assert all(said[name] for name in found["tasks"])
+    beyond = [line for line in found["sentences"] if "beyond chance" in line]
+    assert bool(beyond) == (users >= 10)
+
+
+def test_a_class_that_resamples_lack_leaves_no_interval(fitted: Fitted) -> None:
+    """Twelve users, and one of them has all likes: a third of the resamples draw none."""
+    night = Night(fitted, 0, users=12)
+    at = night.rows.table.column_names.index("label/like")
+    one = pa.array((night.users == 3).astype(np.float32) * (np.arange(len(night.users)) % 2))
+    night.rows = Rows(Path("made"), night.rows.table.set_column(at, "label/like", one))
+    theirs = night.noisy()
+    found = night.against(theirs | {"like": night.rng.permutation(theirs["like"])}, theirs)
+    like = found["tasks"]["like"]["measures"]["auc"]
+    assert like["difference"]["low"] is None
+    worse = like["difference"]["value"] < 0
+    assert told(found)["like"] == ({"worse"} if worse else {"level"})
+    assert ("like" in refused(found)) == worse
+    better = {"like": np.where(np.asarray(one) > 0, 0.9, 0.1)}
+    assert told(night.against(theirs | better, theirs))["like"] == {"level"}
+    swapped = {"like": 1 - better["like"]}
+    assert told(night.against(theirs | swapped, theirs))["like"] == {"worse"}
+    assert "like" in refused(night.against(theirs | swapped, theirs))
 
 
 def test_users_with_one_row_each(fitted: Fitted) -> None:
