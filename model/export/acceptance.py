@@ -165,7 +165,7 @@ class Judge:
         contract, (rows, resamples) = self._encoder.contract, self._sample
         scores = Predictions(self._ranker, contract, self._encoder.statistics, rows).scores
         return {
-            name: tasks.OF_TYPE[task.type](resamples, rows.labels[:, t], scores[name])
+            name: tasks.measure(task, resamples, rows.labels[:, t], scores[name])
             for t, (name, task) in enumerate(contract.tasks.items())
         }
 
@@ -204,7 +204,7 @@ def judge(
     """
     found: Changes = {}
     for t, (name, task) in enumerate(contract.tasks.items()):
-        metric = tasks.MAIN[task.type]
+        metric = tasks.MAIN[task.measured_as]
         rises = metric in LOWER_IS_BETTER
         losses = {metric: _loss(before[name][metric], after[name][metric], rises)}
         if task.type == "binary":

@@ -4,6 +4,7 @@ from typing import Any
 
 from multigate.configs.config import Config
 from multigate.configs.contract import FrozenContract
+from multigate.model.evaluation.paired import title
 from multigate.model.export.acceptance import Change
 from multigate.model.export.sparsity import SparsityReport
 
@@ -34,7 +35,7 @@ def text(
         found = metrics["tasks"][name]
         unit = "probability" if task.type == "binary" else "the label's own units"
         value = "not measured" if found["value"] is None else f"{found['value']:.4f}"
-        lines.append(f"| {name} | {task.group} | {unit} | {found['metric'].upper()} | {value} |")
+        lines.append(f"| {name} | {task.group} | {unit} | {title(found['metric'])} | {value} |")
     lines += [
         "",
         f"The combined score is a {contract.combine.kind} over tasks with the weights "
@@ -135,7 +136,7 @@ def _changed(task: str, change: Change) -> str:
         interval = f"95 % interval {change['low']:.4f} to {change['high']:.4f}"
     relative = "" if change["metric"] == "auc" else "relative "
     return (
-        f"{task}'s {change['metric'].upper()} from {change['before']:.4f} to "
+        f"{task}'s {title(change['metric'])} from {change['before']:.4f} to "
         f"{change['after']:.4f} on {change['rows']:,} validation rows (a {relative}loss of "
         f"{change['loss']:.4f}, {interval})."
     )

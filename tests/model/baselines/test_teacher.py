@@ -281,7 +281,9 @@ def test_a_feed_takes_other_shares_from_epoch_to_epoch(tiny: Any, memory: bool) 
 def stand_in(tiny: Any, monkeypatch: pytest.MonkeyPatch, skill: float) -> None:
     """A teacher of clicks that tells the labels, with so much noise, in place of the trees."""
 
-    def scores(examples: Path, contract: Any, options: Teacher, kept: Any) -> Taught:
+    def scores(
+        examples: Path, contract: Any, options: Teacher, kept: Any, weight: str | None
+    ) -> Taught:
         found = []
         for split in ("train", "validation"):
             labels = read_rows(examples, split).labels(contract)
