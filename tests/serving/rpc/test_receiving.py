@@ -2,14 +2,13 @@
 
 import asyncio
 import ctypes
-import statistics
 import subprocess
 import sys
-from itertools import pairwise
 
 import grpc
 import pytest
 from grpc._cython import cygrpc
+from scipy.stats import theilslopes
 
 from multigate.serving.rpc import receiving
 
@@ -86,9 +85,10 @@ def test_calls_that_are_cancelled_at_once_keep_nothing(until):
     finally:
         server.kill()
         server.communicate()
-    kept = [(after - before) / CALLS for before, after in pairwise(used)]
-    # Now and then a table of gRPC's grows: the median round.
-    assert statistics.median(kept) < 50, f"bytes a call: {kept}"
+    # Now and then a table of gRPC's grows, and buffers of 60 KB are there in one round and gone in
+    # the next: the median slope of all pairs of rounds sees neither; a leak shows in most pairs.
+    kept = theilslopes(used)[0] / CALLS
+    assert kept < 50, f"{kept} bytes a call: {used}"
 
 
 def test_what_is_received_ends_although_its_call_does_not_wait(monkeypatch):
