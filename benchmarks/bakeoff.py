@@ -378,47 +378,25 @@ class Bakeoff:
             By task, calibrated scores; and for the error in own units those of regression tasks
             corrected for the logarithm too (`export.smearing`), where that helps on validation.
         """
-        from multigate.configs.files import TIME, ExamplesFolder
+        from multigate.configs.files import ExamplesFolder
         from multigate.configs.statistics import Statistics
         from multigate.model.data.rows import read_rows
-        from multigate.model.export import calibration, links
-        from multigate.model.ranker.scores import score
+        from multigate.model.evaluation.corrections import corrected
 
-        tasks = self.contract.tasks
-        statistics = Statistics.read(ExamplesFolder(self.examples).statistics)
         if self._validation is None:
             self._validation = read_rows(self.examples, "validation")
-        rows = self._validation
-        labels = rows.labels(self.contract)
-        times = (
-            np.asarray(rows.table[TIME].cast("int64")) if TIME in rows.table.column_names else None
-        )
-        logits: dict[str, dict[str, np.ndarray]] = {"validation": {}, "test": {}}
+        statistics = Statistics.read(ExamplesFolder(self.examples).statistics)
         with np.load(scores) as stored:
-            for split, found in logits.items():
-                for name, task in tasks.items():
-                    p = stored[f"{split}/{name}"]
-                    if task.type == "binary":
-                        p = np.clip(p, 1e-7, 1 - 1e-7)
-                        found[name] = np.log(p / (1 - p))
-                    else:
-                        of_task = statistics.tasks[name]
-                        found[name] = (p - of_task.mean) / of_task.std
-        curves = calibration.fit(
-            self.contract, statistics, "auto", logits["validation"], labels, times
-        ).curves
-        right = {
-            split: {name: np.asarray(z) for name, z in calibration.apply(curves, found).items()}
-            for split, found in logits.items()
-        }
-        factors = links.smearing_factors(self.contract, statistics, right["validation"], labels)
-        served, means = {}, {}
-        for name, task in tasks.items():
-            of_task, z = statistics.tasks[name], right["test"][name].astype(np.float32)
-            served[name] = np.asarray(score(task, of_task, z), np.float64)
-            offset = np.float32(np.log(factors.get(name, 1.0)) / of_task.std)
-            means[name] = np.asarray(score(task, of_task, z + offset), np.float64)
-        return served, means
+            found = corrected(
+                self.contract,
+                statistics,
+                self._validation,
+                *(
+                    {name: stored[f"{split}/{name}"] for name in self.contract.tasks}
+                    for split in ("validation", "test")
+                ),
+            )
+        return found.scores, found.means
 
     def of_ours(self) -> dict[str, Any]:
         """What identifies our configuration: rows of another one do not count."""

@@ -4,10 +4,12 @@ Binary tasks are compared by AUC, AUC of the rows with a candidate that is new t
 (`auc_unmatched`), AUC within users, log loss and NDCG@10 within requests, each over the rows with a
 label.  A feature of the user raises the first without changing any order within a request.
 Regression tasks are compared by RMSE (those that predict a quantile by pinball loss) in the label's
-own units, and on the scale of the label's transform, which both models are trained on.  The scores
-of a version that was exported with `export.smearing` are means in own units, which are too high on
-the scale of a logarithm.  The baseline's scores of these tasks are then corrected in the same way,
-by a factor from the validation split, and own units decide.
+own units, and on the scale of the label's transform, which both models are trained on.
+
+The scores of an exported version are calibrated on the validation split, and the baseline's are
+then calibrated in the same way.  Those of tasks with `export.smearing` are means in own units,
+which are too high on the scale of a logarithm: the baseline's get a factor from the validation
+split too, and own units decide.
 
 `objections` is the rule `evaluation.rules.beats`.  A candidate is refused if
 
@@ -45,11 +47,14 @@ from rich.table import Table
 
 from multigate.configs.baselines import LIGHTGBM
 from multigate.configs.contract import Contract, PositionFeature
+from multigate.configs.files import ExamplesFolder
 from multigate.configs.sections.labels import Task
+from multigate.configs.statistics import Statistics
 from multigate.model.baselines.lightgbm_baseline import LightGBM, TaskFit
 from multigate.model.baselines.table import unmatched
 from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation.combine import combine, gains
+from multigate.model.evaluation.corrections import corrected
 from multigate.model.evaluation.measures import ranking, ranks, tasks
 from multigate.model.evaluation.measures.bootstrap import LEAST_USERS, Resamples, limits
 from multigate.model.evaluation.paired import (
@@ -61,7 +66,6 @@ from multigate.model.evaluation.paired import (
 )
 from multigate.model.evaluation.results import BaselineComparison, BaselineTask, Compared
 from multigate.model.evaluation.scored import Scored
-from multigate.model.evaluation.smearing import smear, smearing_factor
 from multigate.model.ranker.scores import transform
 
 TRANSFORMED, UNMATCHED, WITHIN = "_transformed", "auc_unmatched", "gauc"
@@ -82,16 +86,16 @@ def compare_with_baseline(
         rows: of one split.
         resamples: of these rows' users.
         examples: folder that the baseline was trained on; its validation split corrects the
-            baseline's scores of tasks that are smeared in ours. Without such a task it is not read.
+            baseline's scores as the export corrected ours. Of a checkpoint it is not read.
 
     Raises:
-        ValueError: a task is smeared, and no examples are given.
+        ValueError: ours is an exported version, and no examples are given.
         DataError: the validation split cannot be read.
     """
     contract = ours.contract
     labels = rows.labels(contract)
     theirs = baseline.scores(rows)
-    factors = _smear(ours, baseline, theirs, rows, examples)
+    factors = _correct(ours, baseline, theirs, rows, examples)
     lists, new = rows.lists(contract), unmatched(contract, rows)
     found: dict[str, BaselineTask] = {}
     areas: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -270,46 +274,43 @@ def _ranking(
     return _compared(resamples, ranking.MAIN, a, b, part)
 
 
-def _smear(
+def _correct(
     ours: Scored,
     baseline: LightGBM,
     theirs: dict[str, np.ndarray],
     rows: Rows,
     examples: Path | None,
 ) -> dict[str, float]:
-    """Correct the baseline's scores of tasks that are smeared in ours, as an export corrects ours.
+    """Correct the baseline's scores as the export corrected ours, if it did.
 
     Args:
-        ours: names the tasks.
+        ours: says whether it is calibrated, and which tasks are smeared.
         baseline: fitted on the examples.
-        theirs: by task, (N,) in own units; those of corrected tasks are replaced.
+        theirs: by task, (N,) in own units; they are replaced.
         rows: that they are of.
-        examples: whose validation split has the residuals.
+        examples: whose validation split says how far scores are off.
 
     Returns:
-        Duan's factor, by task; a task is absent where the factor does not lower its error.
+        The factor of the smeared tasks; one is absent where the factor does not lower its error.
     """
-    names = [name for name in ours.smeared if name in theirs]
-    if not names:
+    if not ours.calibrated and not ours.smeared:
         return {}
     if examples is None:
-        raise ValueError(f"{names[0]} is smeared: expected the examples, received none")
+        raise ValueError("an exported version is calibrated: expected the examples, received none")
     validation = read_rows(examples, "validation")
-    labels = validation.labels(ours.contract)
     # Not the scores: what is clipped has lost its residual.
-    held_out, measured = (baseline.tabulator(one) for one in (validation, rows))
-    factors = {}
-    for name in names:
-        task = ours.contract.tasks[name]
-        y = labels[:, list(ours.contract.tasks).index(name)].astype(np.float64)
-        known = ~np.isnan(y)
-        fitted = baseline.tasks[name]
-        z = fitted.predict(held_out[known], baseline.threads)
-        factor = smearing_factor(task, z, y[known])
-        if factor is not None:
-            factors[name] = factor
-            theirs[name] = smear(task, fitted.predict(measured, baseline.threads), factor)
-    return factors
+    held_out, measured = (
+        {name: fit.predict(table, baseline.threads) for name, fit in baseline.tasks.items()}
+        for table in (baseline.tabulator(one) for one in (validation, rows))
+    )
+    statistics = Statistics.read(ExamplesFolder(examples).statistics)
+    found = corrected(
+        ours.contract, statistics, validation, held_out, measured, calibrate=ours.calibrated
+    )
+    for name in theirs:
+        smeared = name in ours.smeared
+        theirs[name] = (found.means if smeared else found.scores)[name]
+    return {name: one for name, one in found.factors.items() if name in ours.smeared}
 
 
 def _note(fitted: TaskFit, factor: float | None) -> str:

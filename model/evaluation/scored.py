@@ -34,6 +34,7 @@ class Scored:
             tell them.
         smeared: tasks learnt on a logarithm whose scores are means in the label's own units
             (`export.smearing`); others' are near the median.
+        calibrated: whether an export calibrated them (`export.calibration`), where that helped.
     """
 
     contract: Contract
@@ -41,6 +42,7 @@ class Scored:
     combined: NDArray[np.float64]
     predictions: Predictions | None = None
     smeared: frozenset[str] = frozenset()
+    calibrated: bool = False
 
     def __post_init__(self) -> None:
         for name, values in (self.scores | {"score": self.combined}).items():
@@ -145,20 +147,20 @@ class _Checkpoint:
         )
 
 
-def _smeared(version: Path) -> frozenset[str]:
-    """Tasks that the export smeared, by its metrics; none where an older version has none.
+def _metrics(version: Path) -> dict[str, Any]:
+    """What the export measured; empty where an older version has nothing.
 
     Raises:
         ModelError: the metrics cannot be read.
     """
     path = version / EXTRA / METRICS
     try:
-        metrics = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return frozenset()
+        return {}
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read: {error}; export anew") from None
-    return frozenset(metrics.get("smearing", {}))
+    return found
 
 
 class _Version:
@@ -169,7 +171,7 @@ class _Version:
 
         self.contract = read_contract(folder).contract
         self._names = [name for name, _ in self.contract.of_side("user", "item", "context")]
-        self._smeared = _smeared(folder)
+        self._metrics = _metrics(folder)
         try:
             # Keep the module: without it, its variables are freed.
             self._model = tf.saved_model.load(str(folder))
@@ -190,7 +192,13 @@ class _Version:
             for name in [*self.contract.tasks, "score"]
         }
         scores = {name: found[name] for name in self.contract.tasks}
-        return Scored(self.contract, scores, found["score"], smeared=self._smeared)
+        return Scored(
+            self.contract,
+            scores,
+            found["score"],
+            smeared=frozenset(self._metrics.get("smearing", {})),
+            calibrated="calibration" in self._metrics,
+        )
 
     def experts(self, rows: Rows) -> dict[str, NDArray[np.float64]] | None:
         if "gates" not in self._model.signatures:  # an older version

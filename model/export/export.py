@@ -32,8 +32,8 @@ from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import read_split
 from multigate.model.data.rows import read_rows
+from multigate.model.evaluation import calibration as calibrations
 from multigate.model.evaluation.evaluate import Predictions, summary, task_summary
-from multigate.model.export import calibration as calibrations
 from multigate.model.export import links, model_card, reference, sparsity, warmup_requests
 from multigate.model.export.acceptance import Judge
 from multigate.model.export.frozen.item_table import ItemTable

@@ -11,7 +11,7 @@ from multigate.configs.contract import MATCH, PRESENT, Combine
 from multigate.configs.sections.model import Dispatch
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.padding import Padding
-from multigate.model.export.calibration import Calibration
+from multigate.model.evaluation.calibration import Calibration
 from multigate.model.export.example_signatures import example_signatures, set_methods
 from multigate.model.export.freezing import freeze
 from multigate.model.export.frozen.columns import Columns

@@ -1,7 +1,7 @@
 """From a model's logits to the served scores: corrections for known errors, then calibration.
 
-Each is a rising curve on a task's logit (`model.export.calibration.Curve`), so that the graph holds
-one curve per task.
+Each is a rising curve on a task's logit (`model.evaluation.calibration.Curve`), so that the graph
+holds one curve per task.
 
 Downsampled negatives.  Where training held the share s of a task's negatives, the odds that it
 learnt are 1/s times too high: p / (p + (1 - p) / s) is right, which is the logit plus log(s).
@@ -35,10 +35,10 @@ from multigate.configs.files import SAMPLED, TIME, ExamplesFolder
 from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import Examples, read_split
+from multigate.model.evaluation import calibration as calibrations
+from multigate.model.evaluation.calibration import Calibration, CalibrationReport, Curve
 from multigate.model.evaluation.evaluate import Predictions
 from multigate.model.evaluation.smearing import smearing_factor
-from multigate.model.export import calibration as calibrations
-from multigate.model.export.calibration import Calibration, CalibrationReport, Curve
 from multigate.model.ranker import scores
 
 

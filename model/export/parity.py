@@ -15,9 +15,9 @@ from multigate.configs.contract import PRESENT, Contract
 from multigate.configs.errors import ExportError
 from multigate.model.data.encoding import Encoded, Encoder
 from multigate.model.data.raw import Raw, feature_of, raw_values, take
+from multigate.model.evaluation import calibration as calibrations
+from multigate.model.evaluation.calibration import Calibration
 from multigate.model.evaluation.combine import combine
-from multigate.model.export import calibration as calibrations
-from multigate.model.export.calibration import Calibration
 from multigate.model.export.frozen.item_table import ItemTable
 from multigate.model.export.graph import RANK, RANK_ITEMS, ROWS
 from multigate.model.ranker import scores

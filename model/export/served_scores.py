@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multigate.configs.contract import Contract
 from multigate.configs.statistics import Statistics
-from multigate.model.export.calibration import Calibration, Curve
+from multigate.model.evaluation.calibration import Calibration, Curve
 from multigate.model.ranker import funnel, scores
 from multigate.model.ranker.heads.head import Head
 from multigate.model.ranker.heads.location import Location
@@ -88,7 +88,7 @@ class ServedScores:
 
 
 class _Curves:
-    """The curves of `model.export.calibration` of all tasks, (T, N) to (T, N).
+    """The curves of `model.evaluation.calibration` of all tasks, (T, N) to (T, N).
 
     A task with K knots has K + 1 pieces, one below each knot and one above the last; a piece is the
     line y + slope (z - x) through a knot.  Each value looks up its piece.

@@ -27,11 +27,11 @@ from multigate.model.evaluation.against_baseline import (
     objections,
     table,
 )
+from multigate.model.evaluation.calibration import sigmoid
 from multigate.model.evaluation.combine import combine
 from multigate.model.evaluation.comparison import compare, reasons_to_refuse
 from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.evaluation.scored import Scored
-from multigate.model.export.calibration import sigmoid
 from multigate.model.training import train
 
 BEATS = parse(Rules, {"beats": "lightgbm", "calibration": None}, "rules")
@@ -524,7 +524,7 @@ def test_without_smearing_lightgbm_is_left_as_it_is(smeared: Smeared) -> None:
     assert found["judged"] == "rmse_transformed"
     assert "corrected" not in found["note"]
     assert all(one["difference"]["value"] == 0 for one in found["measures"].values())
-    with pytest.raises(ValueError, match="dwell is smeared: expected the examples"):
+    with pytest.raises(ValueError, match="is calibrated: expected the examples"):
         ours = Scored(smeared.contract, {}, smeared.theirs, smeared=frozenset({"dwell"}))
         compare_with_baseline(ours, smeared.baseline, smeared.rows, Resamples(smeared.labels))
 

@@ -16,10 +16,10 @@ from multigate.configs.sections.labels import DwellLabel
 from multigate.configs.statistics import Statistics, TaskStatistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.raw import raw_values
+from multigate.model.evaluation import calibration
+from multigate.model.evaluation.calibration import Curve, Fitted
 from multigate.model.evaluation.measures import tasks
 from multigate.model.evaluation.measures.bootstrap import Resamples
-from multigate.model.export import calibration
-from multigate.model.export.calibration import Curve, Fitted
 from multigate.model.export.export import export
 from multigate.model.ranker import scores
 

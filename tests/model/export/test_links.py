@@ -20,11 +20,12 @@ from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import read_split
 from multigate.model.data.raw import raw_values
 from multigate.model.data.rows import read_rows
+from multigate.model.evaluation import calibration
+from multigate.model.evaluation.calibration import sigmoid
 from multigate.model.evaluation.comparison import compare
 from multigate.model.evaluation.evaluate import Predictions
 from multigate.model.evaluation.scored import score
-from multigate.model.export import calibration, links
-from multigate.model.export.calibration import sigmoid
+from multigate.model.export import links
 from multigate.model.export.export import export
 from multigate.model.training import train
 
