@@ -37,7 +37,7 @@ from multigate.configs.progress import track
 from multigate.configs.sections.labels import Task
 from multigate.model.baselines.table import Tabulator, read_tables
 from multigate.model.data.rows import Rows
-from multigate.model.ranker.scores import in_own_units, transform
+from multigate.model.ranker.scores import as_score, transform
 
 
 class Setting(NamedTuple):
@@ -112,12 +112,16 @@ class LightGBM:
     seconds: float
     threads: int
 
+    def outputs(self, rows: Rows) -> dict[str, np.ndarray]:
+        """What the boosters predict, (N,) float64 by task, on the labels' transforms."""
+        table = self.tabulator(rows)
+        return {name: fitted.predict(table, self.threads) for name, fitted in self.tasks.items()}
+
     def scores(self, rows: Rows) -> dict[str, np.ndarray]:
         """Scores (N,) float64 by task, in the labels' own units."""
-        table = self.tabulator(rows)
         return {
-            name: _clipped(self.contract.tasks[name], fitted.predict(table, self.threads))
-            for name, fitted in self.tasks.items()
+            name: as_score(self.contract.tasks[name], values)
+            for name, values in self.outputs(rows).items()
         }
 
 
@@ -238,9 +242,3 @@ def fit_task(
         if loss < least:
             best, least = TaskFit(booster, None, setting, booster.best_iteration), loss
     return best
-
-
-def _clipped(task: Task, values: np.ndarray) -> np.ndarray:
-    """Scores in the label's own units, clipped as `model.ranker.scores.score` does."""
-    values = in_own_units(task, values)
-    return values if task.limits is None else np.clip(values, *task.limits)

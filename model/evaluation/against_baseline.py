@@ -94,8 +94,7 @@ def compare_with_baseline(
     """
     contract = ours.contract
     labels = rows.labels(contract)
-    theirs = baseline.scores(rows)
-    factors = _correct(ours, baseline, theirs, rows, examples)
+    theirs, factors = _their_scores(ours, baseline, rows, examples)
     lists, new = rows.lists(contract), unmatched(contract, rows)
     found: dict[str, BaselineTask] = {}
     areas: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -274,43 +273,35 @@ def _ranking(
     return _compared(resamples, ranking.MAIN, a, b, part)
 
 
-def _correct(
-    ours: Scored,
-    baseline: LightGBM,
-    theirs: dict[str, np.ndarray],
-    rows: Rows,
-    examples: Path | None,
-) -> dict[str, float]:
-    """Correct the baseline's scores as the export corrected ours, if it did.
+def _their_scores(
+    ours: Scored, baseline: LightGBM, rows: Rows, examples: Path | None
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """The baseline's scores, corrected as the export corrected ours, if it did.
 
     Args:
         ours: says whether it is calibrated, and which tasks are smeared.
         baseline: fitted on the examples.
-        theirs: by task, (N,) in own units; they are replaced.
-        rows: that they are of.
+        rows: N rows.
         examples: whose validation split says how far scores are off.
 
     Returns:
-        The factor of the smeared tasks; one is absent where the factor does not lower its error.
+        By task, scores (N,) in own units; and the factor of the smeared tasks, absent where it does
+        not lower a task's error.
     """
     if not ours.calibrated and not ours.smeared:
-        return {}
+        return baseline.scores(rows), {}
     if examples is None:
         raise ValueError("an exported version is calibrated: expected the examples, received none")
     validation = read_rows(examples, "validation")
     # Not the scores: what is clipped has lost its residual.
-    held_out, measured = (
-        {name: fit.predict(table, baseline.threads) for name, fit in baseline.tasks.items()}
-        for table in (baseline.tabulator(one) for one in (validation, rows))
-    )
+    held_out, measured = (baseline.outputs(one) for one in (validation, rows))
     statistics = Statistics.read(ExamplesFolder(examples).statistics)
     found = corrected(
         ours.contract, statistics, validation, held_out, measured, calibrate=ours.calibrated
     )
-    for name in theirs:
-        smeared = name in ours.smeared
-        theirs[name] = (found.means if smeared else found.scores)[name]
-    return {name: one for name, one in found.factors.items() if name in ours.smeared}
+    means = {name: p for name, p in found.means.items() if name in ours.smeared}
+    factors = {name: one for name, one in found.factors.items() if name in ours.smeared}
+    return found.scores | means, factors
 
 
 def _note(fitted: TaskFit, factor: float | None) -> str:

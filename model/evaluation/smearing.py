@@ -10,7 +10,7 @@ more, and his factor is a quarter too high.
 import numpy as np
 
 from multigate.configs.sections.labels import Task
-from multigate.model.ranker.scores import in_own_units, transform
+from multigate.model.ranker.scores import as_score, transform
 
 
 def smearing_factor(
@@ -47,5 +47,4 @@ def smear(task: Task, predicted: np.ndarray, factor: float) -> np.ndarray:
         predicted: (N,) on the label's transform.
         factor: of `smearing_factor`; 1 changes nothing.
     """
-    values = in_own_units(task, predicted.astype(np.float64) + np.log(factor))
-    return values if task.limits is None else np.clip(values, *task.limits)
+    return as_score(task, predicted.astype(np.float64) + np.log(factor))

@@ -73,7 +73,8 @@ def transform(task: Task, values: np.ndarray) -> np.ndarray:
     return np.log1p(np.maximum(values, 0.0)) if task.transform == "log1p" else values
 
 
-def in_own_units(task: Task, values: np.ndarray) -> np.ndarray:
-    """The inverse of `transform`: values (...) in the label's own units, float64."""
+def as_score(task: Task, values: np.ndarray) -> np.ndarray:
+    """Values (...) on the label's transform as scores: in own units, within the limits, float64."""
     values = values.astype(np.float64)
-    return np.expm1(values) if task.transform == "log1p" else values
+    values = np.expm1(values) if task.transform == "log1p" else values
+    return values if task.limits is None else np.clip(values, *task.limits)

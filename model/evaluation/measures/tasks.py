@@ -4,7 +4,6 @@ scikit-learn's metrics give one value a call; here one pass gives the sample's a
 The tests compare both.
 """
 
-from collections.abc import Callable
 from typing import TypedDict
 
 import numpy as np
@@ -133,10 +132,6 @@ def quantile(resamples: Resamples, labels: np.ndarray, scores: np.ndarray, q: fl
     }
 
 
-OF_TYPE: dict[str, Callable[[Resamples, np.ndarray, np.ndarray], Replicates]] = {
-    "binary": binary,
-    "regression": regression,
-}
 MAIN = {"binary": "auc", "regression": "rmse", "quantile": "pinball"}
 """The measure by which a task is compared, sliced and judged, by `Task.measured_as`."""
 
@@ -145,7 +140,7 @@ def measure(task: Task, resamples: Resamples, labels: np.ndarray, scores: np.nda
     """Measures of a task: those of `binary`, `regression` or `quantile`."""
     if task.quantile is not None:
         return quantile(resamples, labels, scores, task.quantile)
-    return OF_TYPE[task.type](resamples, labels, scores)
+    return (binary if task.type == "binary" else regression)(resamples, labels, scores)
 
 
 def summaries(resamples: Resamples, labels: np.ndarray, found: Replicates) -> dict[str, Interval]:

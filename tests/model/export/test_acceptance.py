@@ -126,7 +126,7 @@ def changes(case: Any, users: int, scale: float, allowed: float = 0.02) -> accep
     def measured(factor: float) -> dict[str, tasks.Replicates]:
         p = 1 / (1 + np.exp(-factor * z))
         return {
-            name: tasks.OF_TYPE[task.type](resamples, labels[:, t], p)
+            name: tasks.measure(task, resamples, labels[:, t], p)
             for t, (name, task) in enumerate(contract.tasks.items())
         }
 
