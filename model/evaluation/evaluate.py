@@ -67,12 +67,13 @@ class Predictions:
             rows = len(labels)
             forward = ranker.infer(encoded)
             experts += rows * float(_numpy(forward.mixed.experts_per_row))
-            routings = [forward.mixed.routings[number] for number in ranker.gate_of.values()]
-            used = _used(routings, rows)
+            # By name: JAX gives dictionaries back in alphabetical order.
+            routings = {task: forward.mixed.routings[n] for task, n in ranker.gate_of.items()}
+            used = _used(list(routings.values()), rows)
             union = union + used.max(axis=1).sum(axis=0)
             overlap = overlap + _overlap(used)
-            for (task, z), routing in zip(forward.logits.items(), routings, strict=True):
-                logits[task].append(_numpy(z))
+            for task, routing in routings.items():
+                logits[task].append(_numpy(forward.logits[task]))
                 weights = _numpy(routing.weights)  # (B, E) or (E,)
                 found = {"weights": weights.reshape(-1, weights.shape[-1]).mean(axis=0)}
                 found |= {name: _numpy(value) for name, value in routing.diagnostics.items()}

@@ -34,6 +34,30 @@ def numpy(value: Any) -> np.ndarray:
     return np.array(value.__array__())
 
 
+def test_the_order_of_a_forward_pass_does_not_mix_up_the_tasks(
+    tiny: Any, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX gives dictionaries back in alphabetical order, not in the contract's."""
+    ranker, encoder, config, _ = checkpoint.load(trained)
+    rows = examples.read_split(tiny.examples, "test", encoder)
+
+    def predict() -> evaluate.Predictions:
+        return evaluate.Predictions(ranker, config.contract, encoder.statistics, rows)
+
+    expected, infer = predict(), ranker.infer
+
+    def reordered(encoded: Any) -> Any:
+        found = infer(encoded)
+        return found._replace(logits=dict(reversed(found.logits.items())))
+
+    monkeypatch.setitem(ranker.__dict__, "infer", reordered)
+    found = predict()
+    for task in config.contract.tasks:
+        np.testing.assert_array_equal(found.logits[task], expected.logits[task])
+        np.testing.assert_array_equal(found.weights[task], expected.weights[task])
+        assert found.diagnostics[task] == expected.diagnostics[task]
+
+
 def test_metrics_are_those_of_the_loaded_model(tiny: Any, trained: Path) -> None:
     result = evaluate.evaluate(trained, tiny.examples)
     assert json.loads(json.dumps(result)) == result
