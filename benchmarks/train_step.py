@@ -15,6 +15,7 @@ has one Keras backend, so each backend runs in a process of its own, one after a
 five minutes per backend on two cores; --quick one.
 
     python benchmarks/train_step.py [--backend tensorflow jax] [--quick] [--write]
+    python benchmarks/train_step.py --backend jax --batches 8192 --sizes 8 16 32 64    # on a GPU
 """
 
 import argparse
@@ -44,6 +45,7 @@ D = U = 256
 T = K = 2
 DOCS = Path(__file__).parent.parent / "docs"
 CONTENDERS = ("ours", "moesart", "dense", "reference")
+BATCHES = [512, 2048]
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX"}
 
 
@@ -256,7 +258,7 @@ def summarise(costs: Costs) -> dict[str, float]:
     def ratio(one: tuple[int, int, str], other: tuple[int, int, str], time: str = "wall") -> float:
         return round(costs[one][time] / costs[other][time], 2)
 
-    ours = {(B, E): (B, E, "ours") for B in (512, 2048) for E in (8, 64)}
+    ours = {(B, E): (B, E, "ours") for B in BATCHES for E in (8, 64)}
     return {
         "speedup_dense_E64_B2048": ratio((2048, 64, "dense"), ours[2048, 64]),
         "speedup_reference_E64_B2048": ratio((2048, 64, "reference"), ours[2048, 64]),
@@ -275,7 +277,7 @@ def draw(costs: Costs, sizes: list[int], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
-    for axis, B in zip(axes, (512, 2048), strict=True):
+    for axis, B in zip(axes, BATCHES, strict=True):
         for name in CONTENDERS:
             times = [costs[B, E, name]["wall"] for E in sizes]
             axis.plot(sizes, times, marker="o", label=name)
@@ -290,10 +292,10 @@ def draw(costs: Costs, sizes: list[int], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def run_backend(name: str, sizes: list[int], rounds: int) -> dict[str, Any]:
+def run_backend(name: str, sizes: list[int], batches: list[int], rounds: int) -> dict[str, Any]:
     """The measurements on one backend, from a process of its own."""
     done = subprocess.run(
-        [sys.executable, __file__, "--measure", json.dumps([sizes, rounds])],
+        [sys.executable, __file__, "--measure", json.dumps([sizes, batches, rounds])],
         env=os.environ | {"KERAS_BACKEND": name},
         stdout=subprocess.PIPE,
         text=True,
@@ -309,27 +311,32 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="E = 8 and 64 only, fewer rounds")
     parser.add_argument("--write", action="store_true", help="write docs/results and the picture")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)  # [sizes, rounds], see `run_backend`
+    parser.add_argument("--sizes", nargs="+", type=int, help="numbers of experts E")
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, help="rows B")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)  # see `run_backend`
     arguments = parser.parse_args()
     if arguments.measure:
-        sizes, rounds = json.loads(arguments.measure)
-        costs = [cell for B in (512, 2048) for cell in compare(sizes, B, rounds)]
-        print(json.dumps({"costs": costs, "levels": saturate(32, 2048, rounds)}))
+        sizes, batches, rounds = json.loads(arguments.measure)
+        costs = [cell for B in batches for cell in compare(sizes, B, rounds)]
+        levels = saturate(32, 2048, rounds) if 2048 in batches else []
+        print(json.dumps({"costs": costs, "levels": levels}))
         return
-    if arguments.write and (arguments.quick or set(arguments.backend) != set(BACKENDS)):
+    chosen = arguments.quick or arguments.sizes or arguments.batches != BATCHES
+    if arguments.write and (chosen or set(arguments.backend) != set(BACKENDS)):
         parser.error("--write: expected a full run with --backend tensorflow jax")
-    sizes = [8, 64] if arguments.quick else [8, 16, 32, 64, 128]
+    sizes = arguments.sizes or ([8, 64] if arguments.quick else [8, 16, 32, 64, 128])
     report, ratios = [], {}
     for name in arguments.backend:
-        found = run_backend(name, sizes, 3 if arguments.quick else 8)
+        found = run_backend(name, sizes, arguments.batches, 3 if arguments.quick else 8)
         costs = {(cell["B"], cell["E"], cell["name"]): cell for cell in found["costs"]}
-        ratios[name] = summarise(costs)
-        report += [
-            f"## {BACKENDS[name]}",
-            format_costs(costs, sizes),
-            "DSelect-k while its bits saturate, E = 32, batch 2048:",
-            format_saturation(found["levels"]),
-        ]
+        report += [f"## {BACKENDS[name]}", format_costs(costs, sizes)]
+        if found["levels"]:
+            report += [
+                "DSelect-k while its bits saturate, E = 32, batch 2048:",
+                format_saturation(found["levels"]),
+            ]
+        if arguments.batches == BATCHES and {8, 64} <= set(sizes):
+            ratios[name] = summarise(costs)
         if arguments.write and name == "tensorflow":
             draw(costs, sizes, DOCS / "pictures" / "train_step.png")
     print("\n\n".join(report))

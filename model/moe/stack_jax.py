@@ -2,7 +2,7 @@
 
 Pairs of expert and row are sorted by expert and run through the layers in groups.  All shapes are
 static, no row is dropped, whatever the routing, and nothing is compiled per expert.  How the groups
-run depends on the device: see `tiles_jax` (CPU) and `ragged_jax` (all others).
+run depends on the device, see `_way`.
 
 Experts of a `Mixture` share stacked variables (`stack.ExpertStack`).  Other experts, such as those
 that were built before, keep their own, and each step stacks them: at E = 64 and D = U = 256 that
@@ -11,7 +11,7 @@ copies 16 MB.
 If several devices share a batch (`model.backend.devices`), each sorts and runs its own rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,12 +19,14 @@ import jax.numpy as jnp
 
 from multigate.model.backend.devices import shard_rows
 from multigate.model.gates.parts.base import Tensor
+from multigate.model.moe.blocks_jax import mix_blocks
+from multigate.model.moe.dense_jax import mix_dense
 from multigate.model.moe.experts import Expert, ExpertDense
 from multigate.model.moe.pairs_jax import Layer, Plan, pair_keys
-from multigate.model.moe.ragged_jax import mix_ragged
 from multigate.model.moe.stack import StackSlice
 from multigate.model.moe.tiles_jax import mix_tiles
 
+_SORT = 2**15
 _KEEP_BYTES = 2**25
 """Layers' results up to this size are kept for the gradient; larger ones are computed again."""
 
@@ -48,7 +50,7 @@ def mix(
     max_per_row = E if dense else max_per_row
     if B == 0:
         return [jnp.zeros((0, units[-1]), weights.dtype)] * T, experts_per_row
-    run = mix_tiles if jax.default_backend() == "cpu" else mix_ragged
+    run = _way(B, E, max_per_row)
     first = experts[0]
 
     def compute(
@@ -77,6 +79,20 @@ def mix(
     divided = shard_rows(compute, B, inputs=(0, 1, 0, 0, None), outputs=(0,))
     (mixed,) = divided(x, weights, used, jnp.arange(B), layers)  # (B, T, U)
     return [mixed[:, t] for t in range(T)], experts_per_row
+
+
+def _way(rows: int, E: int, max_per_row: int) -> Callable[..., Tensor]:
+    """How E experts run on so many rows, of which one uses at most `max_per_row`.
+
+    A CPU takes loops over tiles.  A GPU would wait for the start of each of their operations: there
+    all tiles are one product (`blocks_jax`).  Where the experts that a row does not use are few, or
+    the rows are, all experts run on all rows (`dense_jax`), which needs no sorting.  Sorting costs
+    as much as the products of `_SORT` pairs in vain, and a pair in a block as much as three.
+    docs/results/train_step.md has the figures; `jax.lax.ragged_dot` does E times the work on both.
+    """
+    if jax.default_backend() == "cpu":
+        return mix_tiles
+    return mix_dense if rows * (E - 3 * max_per_row) < _SORT else mix_blocks
 
 
 def _layers(experts: Sequence[Expert], training: bool) -> list[Layer]:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from multigate.model.moe.blocks_jax import mix_blocks
+from multigate.model.moe.dense_jax import mix_dense
 from multigate.model.moe.pairs_jax import Layer, Plan, pair_keys
-from multigate.model.moe.ragged_jax import mix_ragged
 from multigate.model.moe.tiles_jax import mix_tiles
 
 # T, B, E, widths, the most experts of a row: one row, one expert, E no power of two, 1 to 3 layers.
@@ -24,7 +25,8 @@ D = 5
 WAYS: dict[str, tuple[Callable[..., Any], bool]] = {
     "tiles": (mix_tiles, True),
     "tiles, results computed again": (mix_tiles, False),
-    "ragged": (mix_ragged, True),
+    "dense": (mix_dense, True),
+    "blocks": (mix_blocks, True),
 }
 
 
@@ -157,7 +159,7 @@ def test_dropout_draws_the_same_mask_for_the_gradient() -> None:
     assert float(loss(x + step) - loss(x - step)) / 2e-2 == pytest.approx(size, rel=1e-2)
 
 
-@pytest.mark.parametrize("run", [mix_tiles, mix_ragged])
+@pytest.mark.parametrize("run", [mix_tiles, mix_dense, mix_blocks])
 def test_dropout_keeps_the_mean(run: Callable[..., Any]) -> None:
     """Of ones, 60 % are kept and divided by 0.6."""
     B, E = 400, 3
