@@ -1,8 +1,8 @@
 """Operations that Keras does not offer in the same way on both backends; data-parallel training.
 
-Public face: `name`, `argmax`, `check_finite`, `unchecked`, `is_traced`, `data_parallel.connect`,
-`names.fresh_names`, `workers.Workers`, `devices.Devices`, `devices.shard_rows`, `peers.PeerError`,
-`peers.lost_peer`.
+Public face: `name`, `has_accelerator`, `argmax`, `check_finite`, `unchecked`, `is_traced`,
+`data_parallel.connect`, `names.fresh_names`, `workers.Workers`, `devices.Devices`,
+`devices.shard_rows`, `peers.PeerError`, `peers.lost_peer`.
 """
 
 from collections.abc import Iterator
@@ -20,6 +20,17 @@ _CHECKED = ContextVar("checked", default=True)
 def name() -> str:
     """Name of the backend in use: "tensorflow" or "jax"."""
     return keras.backend.backend()
+
+
+def has_accelerator() -> bool:
+    """Whether variables live in a GPU's memory."""
+    if name() == "tensorflow":
+        import tensorflow as tf
+
+        return bool(tf.config.list_logical_devices("GPU"))
+    import jax
+
+    return jax.default_backend() != "cpu"
 
 
 def is_traced(x: Tensor) -> bool:

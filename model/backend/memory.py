@@ -31,7 +31,7 @@ def require(needed: int, what: str, advice: str) -> None:
         ModelError: fewer bytes are free.
     """
     free = available()
-    if free is not None and needed > free and not _has_accelerator():
+    if free is not None and needed > free and not backend.has_accelerator():
         raise ModelError(f"{what} take {_size(needed)} of memory, {_size(free)} are free; {advice}")
 
 
@@ -87,17 +87,6 @@ def _left(folder: Path, names: tuple[str, ...]) -> Iterator[int]:
         return
     if most.isdecimal():  # "max" without a limit
         yield max(int(most) - used, 0)
-
-
-def _has_accelerator() -> bool:
-    """Whether variables live in a GPU's memory."""
-    if backend.name() == "tensorflow":
-        import tensorflow as tf
-
-        return bool(tf.config.list_logical_devices("GPU"))
-    import jax
-
-    return jax.default_backend() != "cpu"
 
 
 def _size(count: int) -> str:

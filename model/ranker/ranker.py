@@ -225,6 +225,16 @@ class Ranker(keras.Model):
         tables = list(zip(self.row_variables(), self.row_counts(), strict=True))
         return train_step(self, tables, *arguments)
 
+    def make_train_function(self, force: bool = False) -> Any:
+        """Keras's; on JAX several steps of one execution are one program."""
+        if backend.name() == "tensorflow" or self.steps_per_execution == 1:
+            return super().make_train_function(force)
+        if getattr(self, "train_function", None) is None or force:
+            from multigate.model.backend.steps_jax import steps_at_once
+
+            self.train_function: Any = steps_at_once(self)
+        return None
+
     def embed(self, encoded: Mapping[str, Tensor], names: Iterable[str] | None = None) -> Tensor:
         """The embedder's output (B, d), or its columns of some features, see `Embedder`."""
         return self.embedder(encoded, names=names)

@@ -43,7 +43,7 @@ from multigate.model.training.validation import (
 from multigate.model.training.warm_start import Started
 from multigate.model.training.workspace import Workspace
 
-_STEPS_AT_ONCE = 16  # that TensorFlow runs before it returns to Python
+_STEPS_AT_ONCE = 16  # before the program returns to Python
 _DIAGNOSED_ROWS = 16_384  # of the validation split, for the gates' diagnostics
 
 OnEpoch = Callable[[Epoch], None]
@@ -103,7 +103,11 @@ class TrainingLoop:
         self.ranker, self.config, self.statistics = ranker, config, statistics
         self.feed, self.held_out, self.work, self.folder = feed, held_out, work, folder
         self.on_epoch = on_epoch
-        at_once = _STEPS_AT_ONCE if backend.name() == "tensorflow" else 1
+        # On JAX a CPU gains nothing, and resumes bit for bit only with one program for all steps.
+        many = backend.name() == "tensorflow" or (
+            backend.has_accelerator() and not config.train.data_parallel
+        )
+        at_once = _STEPS_AT_ONCE if many else 1
         ranker.compile(
             optimizer=make_optimizer(
                 config.train, feed.steps, started_from is not None, ranker.workers, ranker
@@ -167,7 +171,6 @@ class TrainingLoop:
             crosses = {} if self.ranker.wide is None else self.ranker.wide.crosses
             self.warnings = advice.warnings(state.history, self.config, self.started_from, crosses)
             self.display.end(state.history, self.warnings)
-        logs.close()
         if self.work.writes:
             written = {"epochs": state.history, "warnings": self.warnings}
             write_json(self.folder / checkpoint.HISTORY, written)
