@@ -270,6 +270,26 @@ def test_a_full_disk_under_the_logs(tmp_path: Path, full_disk: Any) -> None:
         logs.write("train", 1, {"loss": 0.5})
 
 
+def test_tensorboard_reads_the_logs(tmp_path: Path) -> None:
+    """With its own reader, which is not what writes them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logs = tensorboard.Logs(tmp_path)
+    for epoch in (1, 2):
+        logs.write("train", epoch, {"loss": 0.5 / epoch})
+        logs.write("validation", epoch, {"gates/like/load": np.array([0.25, 0.75])})
+    found = {}
+    for split in ("train", "validation"):
+        reader = EventAccumulator(str(tmp_path / split)).Reload()
+        for tag in reader.Tags()["scalars"]:
+            found[tag] = [(event.step, event.value) for event in reader.Scalars(tag)]
+    assert found == {
+        "loss": [(1, 0.5), (2, 0.25)],
+        "gates/like/load/0": [(1, 0.25), (2, 0.25)],
+        "gates/like/load/1": [(1, 0.75), (2, 0.75)],
+    }
+
+
 def test_a_damaged_history_is_named(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "copy")
     path = tmp_path / "copy" / checkpoint.HISTORY
