@@ -16,6 +16,7 @@ import multi_mnist
 import raw_targets
 import toy_skip
 import trimmed_lasso
+import tuned
 import tuning
 import two_tasks
 from rows import Rows
@@ -41,7 +42,9 @@ def write() -> dict[str, int]:
         rows = Rows(study.__name__, study.KEY).read()
         study.write_table(rows)
         counts[study.__name__] = len(rows)
-    return counts
+    trials = Rows("tuned_trials", tuned.TRIAL_KEY).read()
+    tuned.write_trials(trials)
+    return counts | {"tuned": len(trials)}
 
 
 if __name__ == "__main__":

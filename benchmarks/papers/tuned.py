@@ -3,6 +3,7 @@
     python benchmarks/papers/tuned.py --data FOLDER --work FOLDER                 # days
     python benchmarks/papers/tuned.py --data FOLDER --work FOLDER --models topk --weights 0.9
     python benchmarks/papers/tuned.py --plan              # runs left, and their hours; runs nothing
+    KERAS_BACKEND=jax python benchmarks/papers/tuned.py --data FOLDER --work FOLDER --jobs 16
 
 FOLDER of the data holds the publisher's ratings.dat.  For each setting of the task weights and each
 model, `multigate tune` draws 8 settings at random, the same number for all: the learning rate, from
@@ -14,18 +15,26 @@ Order: the five models of the first question at both weights, then the others.  
 docs/results/papers/tuned_trials.jsonl, a final run a row of movielens.jsonl with setting `tuned`.
 The same command goes on where it was cut off: a row is never run again, and a final run goes on
 within its epochs (a trial begins anew).
+
+`--jobs` runs several at a time, each in a process of its own.  It is for a GPU: one run of so small
+a model keeps it busy for a quarter of the time.
 """
 
 import argparse
 import json
+import os
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import movielens
 import two_tasks
-from rows import Row, Rows
+from rows import Row, Rows, replace_table
 from settings import DSELECT_ENTROPY, entropy_weight, meets_k
 from two_tasks import KEY, WEIGHTS, configuration, measure, measure_checkpoint
 
@@ -67,6 +76,8 @@ def main() -> None:
     arguments.add_argument("--trials", type=int, default=TRIALS, help="of each model")
     arguments.add_argument("--seeds", type=int, default=SEEDS, help="of each model's best trial")
     arguments.add_argument("--plan", action="store_true", help="only say what is left")
+    arguments.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    arguments.add_argument("--only", type=json.loads, help=argparse.SUPPRESS)  # see `run_alone`
     options = arguments.parse_args()
     trials, finals = Rows("tuned_trials", TRIAL_KEY), Rows("movielens", KEY)
     steps = list(plan(options.models, options.weights, options.trials, options.seeds))
@@ -76,14 +87,99 @@ def main() -> None:
     if options.data is None or options.work is None:
         arguments.error("--data and --work are needed to run; --plan says what is left")
     examples = movielens.make_examples(options.data, options.work)
+    if options.only is not None:
+        steps = [tuple(options.only)]
+    elif options.jobs > 1:
+        run_together(steps, options)
+        steps = []
     for kind, run in steps:
         if kind == "trial":
             trials.run([run], lambda key: measure_trial(key, examples, options.work))
             continue
         best = best_trial(trials.read(), run["model"], run["weight"])
         finals.run([run], lambda key, best=best: measure_final(key, best, examples, options.work))
+    if options.only is not None:
+        return
     two_tasks.write_tables("movielens", finals.read(), movielens.PUBLISHED)
+    write_trials(trials.read())
     print(json.dumps(left(steps, trials.read(), finals.read())))
+
+
+def write_trials(trials: list[Row]) -> None:
+    """The best trial of each model and weight on validation, into docs/results/papers.md."""
+    lines = [
+        "| weight | model | trials | met k | best: val loss x 100 | test loss x 100 | best epoch "
+        "| settings | paper: test loss |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for weight in WEIGHTS:
+        models = {row["model"] for row in trials if row["weight"] == weight}
+        best = {model: best_trial(trials, model, weight) for model in models}
+        for model, row in sorted(best.items(), key=lambda item: item[1]["val_loss"]):
+            found = [r for r in trials if (r["model"], r["weight"]) == (model, weight)]
+            met = sum(r["meets_k"] is not False for r in found)
+            settings = ", ".join(
+                f"{key.rpartition('.')[2]} {value:.3g}" for key, value in row["settings"].items()
+            )
+            theirs = movielens.PUBLISHED.get((model, weight))
+            lines.append(
+                f"| {weight:g} | {model} | {len(found)} | {met} | {100 * row['val_loss']:.2f} "
+                f"| {100 * row['loss']:.2f} | {row['best_epoch']} | {settings} "
+                f"| {f'{theirs[0]:g}' if theirs else ''} |"
+            )
+    replace_table("tuned_trials", lines)
+
+
+def run_together(steps: list[tuple[str, Row]], options: argparse.Namespace) -> None:
+    """Run all steps, `options.jobs` at a time; a model's seeds wait for its trials.
+
+    Raises:
+        RuntimeError: some runs failed; the others have their rows.
+    """
+    left, busy = list(steps), list[tuple[str, Row]]()
+    failed: list[str] = []
+    changed = threading.Condition()
+
+    def is_ready(step: tuple[str, Row]) -> bool:
+        kind, run = step
+        of_model = [(r["model"], r["weight"]) for k, r in (*left, *busy) if k == "trial"]
+        return kind == "trial" or (run["model"], run["weight"]) not in of_model
+
+    def work() -> None:
+        while True:
+            with changed:
+                while left and not any(map(is_ready, left)):
+                    changed.wait()
+                if not left:
+                    return
+                step = next(filter(is_ready, left))
+                left.remove(step)
+                busy.append(step)
+            error = run_alone(step, options)
+            with changed:
+                busy.remove(step)
+                if error:
+                    failed.append(error)
+                changed.notify_all()
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for found in [pool.submit(work) for _ in range(options.jobs)]:
+            found.result()
+    if failed:
+        raise RuntimeError("\n".join(failed))
+
+
+def run_alone(step: tuple[str, Row], options: argparse.Namespace) -> str:
+    """One run in a process of its own; the end of its errors if it fails, else nothing."""
+    folders = ["--data", str(options.data), "--work", str(options.work)]
+    done = subprocess.run(
+        [sys.executable, __file__, *folders, "--only", json.dumps(step)],
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return f"{step}: {done.stderr[-600:]}" if done.returncode else ""
 
 
 def plan(
@@ -144,7 +240,7 @@ def measure_trial(run: Row, examples: Path, work: Path) -> Row:
         "prune": False,
         "seed": run["trial"],
     }
-    measured: dict[str, Any] = {}
+    measured: dict[str, Any] = {"trained_on": two_tasks.trained_on()}
 
     def finish(checkpoint: Path) -> dict[str, Any]:
         measured.update(measure_checkpoint(checkpoint, examples, run["weight"]))

@@ -157,7 +157,15 @@ def measure(run: Row, config: Config, examples: Path, work: Path) -> Row:
         "patience": config.train.patience,
         "learning_rate": config.train.learning_rate,
         "tuned": False,
+        "trained_on": trained_on(),
     }
+
+
+def trained_on() -> str:
+    """Backend and kind of device."""
+    from multigate.model import backend
+
+    return f"{backend.name()}, {'GPU' if backend.has_accelerator() else 'CPU'}"
 
 
 def measure_checkpoint(checkpoint: Path, examples: Path, weight: float) -> Row:
