@@ -26,7 +26,7 @@ from multigate.configs.sections.base import parse
 from multigate.configs.sections.evaluation import EvaluationConfig
 from multigate.configs.storage import Place, place
 from multigate.jobs.examples import Examples
-from multigate.serving.runtime.start import import_tensorflow
+from multigate.serving.runtime.start import import_backend, import_tensorflow
 
 if TYPE_CHECKING:  # their import takes seconds
     from multigate.jobs.scoring.version import Version
@@ -140,7 +140,7 @@ def train(
     chosen = configuration(config)
     if baseline is not None:
         chosen = as_baseline(chosen, baseline)
-    import_tensorflow()
+    import_backend()
     from multigate.model.training import train as training
 
     with _folder(examples) as folder:

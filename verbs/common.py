@@ -1,15 +1,13 @@
 """Options that several verbs have, and an import of TensorFlow without its notices."""
 
 import argparse
-import importlib
 import json
 import os
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from multigate.configs.storage import place
+from multigate.serving.runtime import start
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -142,6 +140,12 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def import_backend() -> None:
+    """Import what Keras trains on, without start-up notices, see `import_tensorflow`."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    start.import_backend()
+
+
 def import_tensorflow() -> None:
     """Import TensorFlow without its start-up notices, which no setting of TensorFlow silences.
 
@@ -149,14 +153,4 @@ def import_tensorflow() -> None:
     oneDNN has a kernel for, is none.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with tempfile.TemporaryFile() as notices:
-        os.dup2(notices.fileno(), 2)
-        try:
-            tensorflow = importlib.import_module("tensorflow")
-            tensorflow.config.list_physical_devices()  # looks for GPUs and prints what it finds
-            tensorflow.get_logger().setLevel("ERROR")
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
+    start.import_tensorflow()

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from multigate.verbs.common import add_config, add_examples, import_tensorflow
+from multigate.verbs.common import add_config, add_examples, import_backend
 
 EXAMPLE = (
     "multigate train --config deskdrop --examples examples --out checkpoint\n"
@@ -53,7 +53,7 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
     gather_examples(options)
     if options.start_from is not None:
         require_checkpoint(options.start_from)
-    import_tensorflow()
+    import_backend()
     from multigate.jobs import interface
 
     trained = interface.train(

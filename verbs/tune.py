@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from multigate.verbs.common import add_config, add_examples, import_tensorflow
+from multigate.verbs.common import add_config, add_examples, import_backend
 
 EXAMPLE = "multigate tune --config tuned.yaml --examples examples --out search"
 
@@ -36,7 +36,7 @@ def execute(options: argparse.Namespace) -> Mapping[str, Any]:
     from multigate.jobs.tune import check, tune
 
     check(config)
-    import_tensorflow()
+    import_backend()
     result = tune(config, options.examples, options.out)
     best = result["best"]
     print(f"best: trial {best['number']}, {best['monitor']} {best['monitored']:.5f}")

@@ -25,6 +25,12 @@ def start_runtime() -> None:
         has_gpu()
 
 
+def import_backend() -> None:
+    """Import what Keras trains on, if that is TensorFlow; JAX starts without notices."""
+    if os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
+        import_tensorflow()
+
+
 def import_tensorflow() -> None:
     """Import TensorFlow's Python, and look for devices; for a process that trains or exports."""
     with _no_notices():
