@@ -90,7 +90,7 @@ def main() -> None:
     if options.only is not None:
         steps = [tuple(options.only)]
     elif options.jobs > 1:
-        run_together(steps, options)
+        run_together(still_open(steps, trials.read(), finals.read()), options)
         steps = []
     for kind, run in steps:
         if kind == "trial":
@@ -141,9 +141,8 @@ def run_together(steps: list[tuple[str, Row]], options: argparse.Namespace) -> N
     changed = threading.Condition()
 
     def is_ready(step: tuple[str, Row]) -> bool:
-        kind, run = step
-        of_model = [(r["model"], r["weight"]) for k, r in (*left, *busy) if k == "trial"]
-        return kind == "trial" or (run["model"], run["weight"]) not in of_model
+        trials = [s for s in (*left, *busy) if s[0] == "trial"]
+        return step[0] == "trial" or not any(same_model(step, s) for s in trials)
 
     def work() -> None:
         while True:
@@ -160,25 +159,44 @@ def run_together(steps: list[tuple[str, Row]], options: argparse.Namespace) -> N
                 busy.remove(step)
                 if error:
                     failed.append(error)
+                    # Seeds of fewer trials than the others' would not be tuned equally.
+                    left[:] = [s for s in left if s[0] == "trial" or not same_model(s, step)]
                 changed.notify_all()
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        for found in [pool.submit(work) for _ in range(options.jobs)]:
-            found.result()
+        try:
+            for found in [pool.submit(work) for _ in range(options.jobs)]:
+                found.result()
+        except BaseException:
+            with changed:  # no worker may start another one
+                left.clear()
+                changed.notify_all()
+            raise
     if failed:
         raise RuntimeError("\n".join(failed))
+
+
+def same_model(one: tuple[str, Row], other: tuple[str, Row]) -> bool:
+    """Whether two steps are of one model at one weight."""
+    return all(one[1][name] == other[1][name] for name in ("model", "weight"))
 
 
 def run_alone(step: tuple[str, Row], options: argparse.Namespace) -> str:
     """One run in a process of its own; the end of its errors if it fails, else nothing."""
     folders = ["--data", str(options.data), "--work", str(options.work)]
-    done = subprocess.run(
-        [sys.executable, __file__, *folders, "--only", json.dumps(step)],
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    # One process must not reserve the GPU's memory for all.
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, *folders, "--only", json.dumps(step)],
+            env=os.environ | quiet,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+    except OSError as error:
+        return f"{step}: {error}"
     return f"{step}: {done.stderr[-600:]}" if done.returncode else ""
 
 
@@ -201,14 +219,7 @@ def plan(
 
 def left(steps: list[tuple[str, Row]], trials: list[Row], finals: list[Row]) -> dict[str, Any]:
     """How many runs are done and left, and the hours of these, at some 20 epochs each."""
-    done = {
-        "trial": {tuple(row[name] for name in TRIAL_KEY) for row in trials},
-        "final": {tuple(row[name] for name in KEY) for row in finals},
-    }
-    keys = {"trial": TRIAL_KEY, "final": KEY}
-    open_runs = [
-        run for kind, run in steps if tuple(run[name] for name in keys[kind]) not in done[kind]
-    ]
+    open_runs = [run for _, run in still_open(steps, trials, finals)]
     seconds = sum(20 * SECONDS.get(run["model"], 90.0) for run in open_runs)
     return {
         "done": len(steps) - len(open_runs),
@@ -216,6 +227,20 @@ def left(steps: list[tuple[str, Row]], trials: list[Row], finals: list[Row]) -> 
         "hours": round(seconds / 3600, 1),
         "next": open_runs[0] if open_runs else None,
     }
+
+
+def still_open(
+    steps: list[tuple[str, Row]], trials: list[Row], finals: list[Row]
+) -> list[tuple[str, Row]]:
+    """The steps that have no row."""
+    keys = {"trial": TRIAL_KEY, "final": KEY}
+    done = {
+        kind: {tuple(row[name] for name in keys[kind]) for row in rows}
+        for kind, rows in (("trial", trials), ("final", finals))
+    }
+    return [
+        (kind, run) for kind, run in steps if tuple(run[n] for n in keys[kind]) not in done[kind]
+    ]
 
 
 def make_values() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Operations that Keras does not offer in the same way on both backends; data-parallel training.
 
-Public face: `name`, `has_accelerator`, `argmax`, `check_finite`, `unchecked`, `is_traced`,
-`data_parallel.connect`, `names.fresh_names`, `workers.Workers`, `devices.Devices`,
+Public face: `name`, `has_accelerator`, `steps_at_once`, `argmax`, `check_finite`, `unchecked`,
+`is_traced`, `data_parallel.connect`, `names.fresh_names`, `workers.Workers`, `devices.Devices`,
 `devices.shard_rows`, `peers.PeerError`, `peers.lost_peer`.
 """
 
@@ -31,6 +31,14 @@ def has_accelerator() -> bool:
     import jax
 
     return jax.default_backend() != "cpu"
+
+
+def steps_at_once() -> int:
+    """How many training steps one program runs before it returns to Python.
+
+    On JAX a CPU gains nothing, and resumes bit for bit only with one program for all steps.
+    """
+    return 16 if name() == "tensorflow" or has_accelerator() else 1
 
 
 def is_traced(x: Tensor) -> bool:

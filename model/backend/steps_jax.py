@@ -18,7 +18,8 @@ State = Any
 def steps_at_once(model: keras.Model) -> Callable[[State, Iterator[Any]], tuple[Any, State]]:
     """Keras's train function, that runs `steps_per_execution` batches of one shape at once.
 
-    Batches that are left over, as at the end of an epoch, run one by one.
+    A group that is too small, or has a batch of another shape, runs one by one: the last of an
+    epoch.
 
     Args:
         model: compiled; its `train_step` takes and gives a state.

@@ -26,7 +26,7 @@ from multigate.configs.sections.model import TrainConfig
 from multigate.configs.statistics import Statistics
 from multigate.model import backend
 from multigate.model.backend.workers import Workers
-from multigate.model.data.ahead import ahead
+from multigate.model.data.ahead import DEPTH, ahead
 from multigate.model.data.examples import Examples, Lesson, RowGroup, Split, concatenate, targets
 
 Arrays = Any
@@ -112,7 +112,8 @@ class MemoryFeed:
         arrays = self._arrays
         if backend.name() != "tensorflow":
             return ahead(
-                take(arrays, order[start : start + size]) for start in range(0, len(order), size)
+                (take(arrays, order[start : start + size]) for start in range(0, len(order), size)),
+                max(DEPTH, backend.steps_at_once()),
             )
         import tensorflow as tf
 

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from multigate.model import backend
 from multigate.model.backend.devices import shard_rows
 from multigate.model.gates.parts.base import Tensor
 from multigate.model.moe.blocks_jax import mix_blocks
@@ -26,9 +27,10 @@ from multigate.model.moe.pairs_jax import Layer, Plan, pair_keys
 from multigate.model.moe.stack import StackSlice
 from multigate.model.moe.tiles_jax import mix_tiles
 
-_SORT = 2**15
 _KEEP_BYTES = 2**25
-"""Layers' results up to this size are kept for the gradient; larger ones are computed again."""
+"""On a CPU, layers' results up to this size are kept for the gradient, larger ones computed again."""
+_SORT = 2**15
+"""Pairs of expert and row whose products cost a GPU as much as sorting does."""
 
 
 def mix(
@@ -50,7 +52,6 @@ def mix(
     max_per_row = E if dense else max_per_row
     if B == 0:
         return [jnp.zeros((0, units[-1]), weights.dtype)] * T, experts_per_row
-    run = _way(B, E, max_per_row)
     first = experts[0]
 
     def compute(
@@ -71,7 +72,7 @@ def mix(
             size <= _KEEP_BYTES,
         )
         keys = pair_keys(used, max_per_row)  # (B, S)
-        mixed = run(plan, x, weights, layers, keys)  # (B, T, U)
+        mixed = _way(rows, E, max_per_row)(plan, x, weights, layers, keys)  # (B, T, U)
         # Pairs beyond those that the gates promised are dropped: the guard on the loss must see it.
         dropped = jnp.any(jnp.sum(used, axis=1) > max_per_row)
         return (jnp.where(dropped, jnp.nan, mixed),)
@@ -86,11 +87,11 @@ def _way(rows: int, E: int, max_per_row: int) -> Callable[..., Tensor]:
 
     A CPU takes loops over tiles.  A GPU would wait for the start of each of their operations: there
     all tiles are one product (`blocks_jax`).  Where the experts that a row does not use are few, or
-    the rows are, all experts run on all rows (`dense_jax`), which needs no sorting.  Sorting costs
-    as much as the products of `_SORT` pairs in vain, and a pair in a block as much as three.
+    the rows are, all experts run on all rows (`dense_jax`), which needs no sorting: a pair in a
+    block costs as much as three there.
     docs/results/train_step.md has the figures; `jax.lax.ragged_dot` does E times the work on both.
     """
-    if jax.default_backend() == "cpu":
+    if not backend.has_accelerator():
         return mix_tiles
     return mix_dense if rows * (E - 3 * max_per_row) < _SORT else mix_blocks
 

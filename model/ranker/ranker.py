@@ -229,7 +229,7 @@ class Ranker(keras.Model):
         """Keras's; on JAX several steps of one execution are one program."""
         if backend.name() == "tensorflow" or self.steps_per_execution == 1:
             return super().make_train_function(force)
-        if getattr(self, "train_function", None) is None or force:
+        if self.train_function is None or force:
             from multigate.model.backend.steps_jax import steps_at_once
 
             self.train_function: Any = steps_at_once(self)

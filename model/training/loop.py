@@ -43,7 +43,6 @@ from multigate.model.training.validation import (
 from multigate.model.training.warm_start import Started
 from multigate.model.training.workspace import Workspace
 
-_STEPS_AT_ONCE = 16  # before the program returns to Python
 _DIAGNOSED_ROWS = 16_384  # of the validation split, for the gates' diagnostics
 
 OnEpoch = Callable[[Epoch], None]
@@ -103,11 +102,8 @@ class TrainingLoop:
         self.ranker, self.config, self.statistics = ranker, config, statistics
         self.feed, self.held_out, self.work, self.folder = feed, held_out, work, folder
         self.on_epoch = on_epoch
-        # On JAX a CPU gains nothing, and resumes bit for bit only with one program for all steps.
-        many = backend.name() == "tensorflow" or (
-            backend.has_accelerator() and not config.train.data_parallel
-        )
-        at_once = _STEPS_AT_ONCE if many else 1
+        alone = backend.name() == "jax" and config.train.data_parallel
+        at_once = 1 if alone else backend.steps_at_once()
         ranker.compile(
             optimizer=make_optimizer(
                 config.train, feed.steps, started_from is not None, ranker.workers, ranker

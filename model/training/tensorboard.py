@@ -52,6 +52,7 @@ class Logs:
 
     def _add(self, split: str, event: Event) -> None:
         event.wall_time = time.time()
+        # Opened each time: a full disk is told at once, and nothing has to be closed.
         with self._files[split].open("ab") as file:
             RecordWriter(file).write(event.SerializeToString())
 

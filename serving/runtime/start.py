@@ -26,8 +26,11 @@ def start_runtime() -> None:
 
 
 def import_backend() -> None:
-    """Import what Keras trains on, if that is TensorFlow; JAX starts without notices."""
-    if os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
+    """Import what Keras trains on, if that is TensorFlow; JAX starts without notices.
+
+    `~/.keras/keras.json` is not read: with JAX in it, TensorFlow is imported for nothing.
+    """
+    if (os.environ.get("KERAS_BACKEND") or "tensorflow") == "tensorflow":
         import_tensorflow()
 
 

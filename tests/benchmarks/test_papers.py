@@ -1,8 +1,11 @@
 """The studies of the papers' claims: units, raw labels, inference modes, and the page's tables."""
 
+import argparse
 import importlib
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +164,29 @@ def test_every_space_names_settings_that_the_gate_has(study: Any, tmp_path: Path
         rates = {"train.learning_rate": {"low": 5e-5, "high": 5e-4, "log": True}}
         values["tune"] = {"space": rates | tuned.SPACES.get(model, {})}
         check(parse(Config, values, "test"))
+
+
+def test_seeds_wait_for_all_trials_of_their_model(study: Any, monkeypatch: Any) -> None:
+    """A model with a failed trial gets no seeds: it would be tuned less than the others."""
+    tuned = study("tuned")
+    lock, begun, ended = threading.Lock(), list[Any](), list[Any]()
+
+    def run_alone(step: Any, options: Any) -> str:
+        with lock:
+            begun.append((step, list(ended)))
+        time.sleep(0.01)
+        with lock:
+            ended.append(step)
+        return "no memory" if step == ("trial", {"model": "a", "weight": 0.9, "trial": 1}) else ""
+
+    monkeypatch.setattr(tuned, "run_alone", run_alone)
+    steps = list(tuned.plan(["a", "b"], [0.9], 3, 2))
+    with pytest.raises(RuntimeError, match="no memory"):
+        tuned.run_together(steps, argparse.Namespace(jobs=4))
+    assert [step for step, _ in begun if step[0] == "final"] == [
+        ("final", {"model": "b", "weight": 0.9, "seed": seed, "setting": "tuned"})
+        for seed in (0, 1)
+    ]
+    for step, before in begun:
+        if step[0] == "final":
+            assert sum(s[0] == "trial" and s[1]["model"] == "b" for s in before) == 3

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from multigate.model import backend
+from multigate.model.moe import stack_jax
 from multigate.model.moe.blocks_jax import mix_blocks
 from multigate.model.moe.dense_jax import mix_dense
 from multigate.model.moe.pairs_jax import Layer, Plan, pair_keys
@@ -211,3 +213,38 @@ def test_nothing_is_compiled_per_expert() -> None:
     assert few.count("stablehlo.while") == many.count("stablehlo.while") > 0
     assert len(many.splitlines()) == len(few.splitlines())
     assert "stablehlo.case" not in many
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("run", [mix_dense, mix_blocks])
+def test_an_overflow_of_an_unused_expert_spoils_no_gradient(
+    run: Callable[..., Any], dtype: str
+) -> None:
+    """Expert 2 overflows on rows that have no use for it: 0 times infinity is NaN."""
+    rng = np.random.default_rng(0)
+    layers = make_layers(rng, 3, [4, 4])
+    huge = np.float32(3e38 if dtype == "float32" else 6e4)
+    layers = [layer._replace(kernel=layer.kernel.at[2].set(huge)) for layer in layers]
+    weights = jnp.asarray(np.tile([0.5, 0.5, 0.0], (2, 9, 1)), jnp.float32)
+    options = Plan(jax.nn.silu, 0.0, dtype, 4, True)
+
+    def loss(x: Any, weights: Any, layers: list[Layer]) -> Any:
+        return jnp.sum(run(options, x, weights, layers, pair_keys(weights[0] != 0, 2)) ** 2)
+
+    x = jnp.asarray(rng.normal(size=(9, D)).astype(np.float32))
+    for gradient in jax.tree.leaves(jax.grad(loss, argnums=(0, 1, 2))(x, weights, layers)):
+        assert np.isfinite(np.asarray(gradient)).all()
+
+
+def test_a_gpu_takes_blocks_where_most_products_would_be_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As measured on an H100 with k = 2 and two tasks, see docs/results/train_step.md."""
+    assert stack_jax._way(8192, 64, 4) is mix_tiles
+    monkeypatch.setattr(backend, "has_accelerator", lambda: True)
+    chosen = {
+        (rows, E): stack_jax._way(rows, E, 4) for rows in (512, 8192) for E in (8, 16, 32, 64)
+    }
+    blocks = {(8192, 16), (8192, 32), (8192, 64)}
+    assert chosen == {key: mix_blocks if key in blocks else mix_dense for key in chosen}
+    assert stack_jax._way(8192, 64, 64) is mix_dense  # a dense gate
