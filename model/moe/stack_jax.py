@@ -28,7 +28,7 @@ from multigate.model.moe.stack import StackSlice
 from multigate.model.moe.tiles_jax import mix_tiles
 
 _KEEP_BYTES = 2**25
-"""On a CPU, layers' results up to this size are kept for the gradient, larger ones computed again."""
+"""On a CPU, layers' results up to this size are kept for the gradient, larger ones made again."""
 _SORT = 2**15
 """Pairs of expert and row whose products cost a GPU as much as sorting does."""
 
