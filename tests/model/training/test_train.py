@@ -80,10 +80,10 @@ def test_tensorboard_holds_losses_and_gates(trained: Path) -> None:
 
     tags = {}
     for split in ("train", "validation"):
-        events = EventAccumulator(str(trained / "logs" / split), size_guidance={"tensors": 0})
+        events = EventAccumulator(str(trained / "logs" / split), size_guidance={"scalars": 0})
         events.Reload()
-        tags[split] = set(events.Tags()["tensors"])
-        assert [event.step for event in events.Tensors("loss")] == [1, 2]
+        tags[split] = set(events.Tags()["scalars"])
+        assert [event.step for event in events.Scalars("loss")] == [1, 2]
     assert {"tasks/click", "tasks/dwell", "regularisation"} <= tags["train"]
     assert {"tasks/like", "experts_per_row", "gates/like/entropy", "gates/like/load/2"} <= tags[
         "validation"
