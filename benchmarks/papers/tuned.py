@@ -87,17 +87,15 @@ def main() -> None:
     if options.data is None or options.work is None:
         arguments.error("--data and --work are needed to run; --plan says what is left")
     examples = movielens.make_examples(options.data, options.work)
-    if options.only is not None:
-        steps = [tuple(options.only)]
-    elif options.jobs > 1:
+    if options.only is None and options.jobs > 1:
         run_together(still_open(steps, trials.read(), finals.read()), options)
-        steps = []
-    for kind, run in steps:
-        if kind == "trial":
-            trials.run([run], lambda key: measure_trial(key, examples, options.work))
-            continue
-        best = best_trial(trials.read(), run["model"], run["weight"])
-        finals.run([run], lambda key, best=best: measure_final(key, best, examples, options.work))
+    else:
+        for kind, run in steps if options.only is None else [options.only]:
+            if kind == "trial":
+                trials.run([run], lambda key: measure_trial(key, examples, options.work))
+                continue
+            best = best_trial(trials.read(), run["model"], run["weight"])
+            finals.run([run], lambda key, b=best: measure_final(key, b, examples, options.work))
     if options.only is not None:
         return
     two_tasks.write_tables("movielens", finals.read(), movielens.PUBLISHED)

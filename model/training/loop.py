@@ -102,8 +102,8 @@ class TrainingLoop:
         self.ranker, self.config, self.statistics = ranker, config, statistics
         self.feed, self.held_out, self.work, self.folder = feed, held_out, work, folder
         self.on_epoch = on_epoch
-        alone = backend.name() == "jax" and config.train.data_parallel
-        at_once = 1 if alone else backend.steps_at_once()
+        shared = backend.name() == "jax" and config.train.data_parallel
+        at_once = 1 if shared else backend.steps_at_once()
         ranker.compile(
             optimizer=make_optimizer(
                 config.train, feed.steps, started_from is not None, ranker.workers, ranker
