@@ -2,11 +2,12 @@
 
     python benchmarks/bakeoff.py --config deskdrop --examples EXAMPLES --work FOLDER
         [--name NAME] [--contenders ours lightgbm ...] [--seeds 5] [--tune 16] [--peers PYTHON]
+        [--set train.teacher='{"share": 0.5}' ...]
 
 `benchmarks/bakeoff/contenders.py` says what each contender is; all of them read one table, made of
-the examples by `model.baselines.table`.  `ours` is the configuration as `multigate train` trains
-it, on the same examples.  Libraries that the project does not install need an environment of their
-own:
+the examples by `model.baselines.table`.  `ours` is the configuration, with what --set changes in
+it, as `multigate train` trains it on the same examples.  Libraries that the project does not
+install need an environment of their own:
 
     uv venv --python 3.11 envs/bakeoff
     uv pip install --python envs/bakeoff/bin/python catboost==1.2.* keras-rs==0.4.* \
@@ -40,7 +41,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,7 @@ class Bakeoff:
         peers: python of the peers' environment; None leaves them out.
         threads: of each training.
         name: of the data in settings, trials and tables; None takes the configuration's.
+        changes: of our configuration, such as `train.epochs=4`: dotted name and value in JSON.
     """
 
     def __init__(
@@ -148,14 +150,19 @@ class Bakeoff:
         peers: str | None,
         threads: int,
         name: str | None = None,
+        changes: Sequence[str] = (),
     ) -> None:
         from multigate.configs import load
         from multigate.configs.contract import FrozenContract
         from multigate.configs.files import ExamplesFolder
+        from multigate.jobs.tune import with_settings
 
         self.config, self.examples, self.work = config, examples, work
-        self.peers, self.threads = peers, threads
-        self.name = name or load(config).name
+        self.peers, self.threads, self.changes = peers, threads, list(changes)
+        pairs = (change.partition("=") for change in self.changes)
+        settings = {name: json.loads(value) for name, _, value in pairs}
+        self.ours = with_settings(load(config), settings)
+        self.name = name or self.ours.name
         self.contract = FrozenContract.read(ExamplesFolder(examples).contract).contract
         work.mkdir(parents=True, exist_ok=True)
         self._validation: Rows | None = None
@@ -223,6 +230,7 @@ class Bakeoff:
                 *(sys.executable, str(HERE / "bakeoff.py"), "--config", self.config),
                 *("--examples", str(self.examples), "--work", str(self.work)),
                 *("--train_ours", str(scores), "--seed", str(seed)),
+                *(("--set", *self.changes) if self.changes else ()),
             ]
         else:
             python = self.peers if contender in PEERS else sys.executable
@@ -244,20 +252,18 @@ class Bakeoff:
         """Our configuration with another seed, as `multigate train` trains it."""
         import shutil
 
-        from multigate.configs import load
         from multigate.model.data.rows import read_rows
         from multigate.model.evaluation.scored import score
         from multigate.model.ranker.scores import transform
         from multigate.model.training import train
 
-        config = load(self.config)
-        options = config.train.model_copy(update={"seed": seed})
+        options = self.ours.train.model_copy(update={"seed": seed})
         folder = scores.with_suffix(".run")
         shutil.rmtree(folder, ignore_errors=True)  # with what an interrupted training left
         checkpoint = folder / "checkpoint"
         started, cpu = time.perf_counter(), time.process_time()
         train.train(
-            config.model_copy(update={"train": options}),
+            self.ours.model_copy(update={"train": options}),
             self.examples,
             checkpoint,
             progress=False,
@@ -343,12 +349,18 @@ class Bakeoff:
                 found[name] = float(measure(y[known], p[known]))
         return found
 
+    def setting_of(self, contender: str) -> dict[str, Any]:
+        """What a contender runs with now; rows of another setting do not count."""
+        stored = settings().get(self.name, {}).get(contender)
+        if stored is not None:
+            found: dict[str, Any] = stored["tasks"] if contender in PER_TASK else stored["all"]
+            return found
+        return self.of_ours() if contender == OURS else FIRST[contender]
+
     def run(self, contender: str, seeds: int) -> None:
         """Train with every seed that is not finished."""
         stored = settings().get(self.name, {}).get(contender)
-        setting = self.of_ours() if contender == OURS else FIRST[contender]
-        if stored is not None:
-            setting = stored["tasks"] if contender in PER_TASK else stored["all"]
+        setting = self.setting_of(contender)
         for seed in range(seeds):
             scores = self.work / f"{contender}-{seed}.npz"
             if any(
@@ -400,10 +412,7 @@ class Bakeoff:
 
     def of_ours(self) -> dict[str, Any]:
         """What identifies our configuration: rows of another one do not count."""
-        from multigate.configs import load
-
-        config = load(self.config)
-        sections = [config.model.model_dump_json(), config.train.model_dump_json()]
+        sections = [self.ours.model.model_dump_json(), self.ours.train.model_dump_json()]
         return {"configuration": hashlib.sha256("".join(sections).encode()).hexdigest()[:16]}
 
     def measure(self, contenders: list[str]) -> dict[str, Any]:
@@ -422,7 +431,12 @@ class Bakeoff:
         resamples = Resamples(rows.codes(self.contract.user), REPLICATES)
         labels, lists = rows.labels(self.contract), rows.lists(self.contract)
         new = unmatched(self.contract, rows)
-        newest = {(line["contender"], line["seed"]): line for line in self.finished(self.rows)}
+        now = {contender: self.setting_of(contender) for contender in contenders}
+        newest = {
+            (line["contender"], line["seed"]): line
+            for line in self.finished(self.rows)
+            if line["setting"] == now.get(line["contender"])
+        }
         replicates: dict[str, dict[tuple[str, str], np.ndarray]] = {}
         parts: dict[tuple[str, str], np.ndarray] = {}
         cost = {}
@@ -540,11 +554,20 @@ def main() -> None:
     arguments.add_argument(
         "--peers", default=os.environ.get("BAKEOFF_PEERS"), help="python of their environment"
     )
+    arguments.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=JSON", help="of our configuration, as in tune"
+    )
     arguments.add_argument("--train_ours", type=Path, help=argparse.SUPPRESS)
     arguments.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     given = arguments.parse_args()
     bakeoff = Bakeoff(
-        given.config, given.examples, given.work, given.peers, given.threads, given.name
+        given.config,
+        given.examples,
+        given.work,
+        given.peers,
+        given.threads,
+        given.name,
+        given.set,
     )
     if given.train_ours is not None:
         print(json.dumps(bakeoff.train_ours(given.train_ours, given.seed)))

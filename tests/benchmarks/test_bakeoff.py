@@ -97,14 +97,13 @@ def test_finished_rows_are_not_trained_again(made: Any) -> None:
 
 @slow
 def test_rows_of_another_configuration_do_not_count(bakeoff: Any, made: Any, folder: Path) -> None:
-    values = yaml.safe_load((folder / "small.yaml").read_text())
-    values["train"]["weight_decay"] = 0.3
-    (folder / "other.yaml").write_text(yaml.safe_dump(values))
-    given = (folder / "examples", folder / "work", None, 1)
-    other = bakeoff.Bakeoff(str(folder / "other.yaml"), *given)
+    given = (str(folder / "small.yaml"), folder / "examples", folder / "work", None, 1)
+    other = bakeoff.Bakeoff(*given, changes=["train.weight_decay=0.3"])
     assert other.of_ours() != made.of_ours()
     (line,) = [line for line in made.finished(made.rows) if line["contender"] == "ours"]
     assert line["setting"] == made.of_ours()
+    assert list(other.measure(["ours", "lightgbm"])["cost"]) == ["lightgbm"]
+    assert made.measure(["ours"])["cost"]["ours"]["seeds"] == 1
 
 
 @slow
