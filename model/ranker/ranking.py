@@ -37,7 +37,7 @@ def ranking_term(
     ops = keras.ops
     B = ops.shape(logits)[0]
     changes = ops.cast(requests[1:] != requests[:-1], "int32")
-    request = ops.concatenate([ops.zeros_like(changes[:1]), ops.cumsum(changes)])[:B]  # (B,)
+    request = ops.concatenate([ops.zeros((1,), "int32"), ops.cumsum(changes)])[:B]  # (B,)
     known = ops.cast(weights > 0, logits.dtype)
     positive = known * ops.cast(targets == 1, logits.dtype)
     loss = {"listwise": _listwise, "pairwise": _pairwise}[options.kind]

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from sklearn.metrics import roc_auc_score
 
 from multigate.configs.errors import ConfigError
@@ -48,6 +49,17 @@ def test_by_hand(kind: str) -> None:
     value = term(kind, [1.0, 0.0, 0.0, 5.0, 2.0], [1, 0, 0, 0, 0], [7, 7, 7, 3, 3])
     by_hand = {"listwise": np.log(np.e + 2) - 1, "pairwise": np.log(1 + np.exp(-1.0))}
     assert value == pytest.approx(by_hand[kind], rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("B", [0, 1])
+def test_the_last_batch_may_hold_one_row_or_none(kind: str, B: int) -> None:
+    options = Ranking.model_validate({"kind": kind})
+    graph = tf.function(
+        lambda z, y, w, requests: ranking_term(options, z, y, w, requests),
+        input_signature=[tf.TensorSpec([None])] * 3 + [tf.TensorSpec([None], tf.int32)],
+    )
+    assert float(graph(*(tf.ones(B) for _ in range(3)), tf.ones(B, tf.int32))) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
