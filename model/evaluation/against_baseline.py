@@ -279,7 +279,7 @@ def _their_scores(
     """The baseline's scores, corrected as the export corrected ours, if it did.
 
     Args:
-        ours: says whether it is calibrated, and which tasks are smeared.
+        ours: says how it is calibrated, if it is, and which tasks are smeared.
         baseline: fitted on the examples.
         rows: N rows.
         examples: whose validation split says how far scores are off.
@@ -288,7 +288,7 @@ def _their_scores(
         By task, scores (N,) in own units; and the factor of the smeared tasks, absent where it does
         not lower a task's error.
     """
-    if not ours.calibrated and not ours.smeared:
+    if ours.calibration is None and not ours.smeared:
         return baseline.scores(rows), {}
     if examples is None:
         raise ValueError("an exported version is calibrated: expected the examples, received none")
@@ -296,9 +296,7 @@ def _their_scores(
     # Not the scores: what is clipped has lost its residual.
     held_out, measured = (baseline.outputs(one) for one in (validation, rows))
     statistics = Statistics.read(ExamplesFolder(examples).statistics)
-    found = corrected(
-        ours.contract, statistics, validation, held_out, measured, calibrate=ours.calibrated
-    )
+    found = corrected(ours.contract, statistics, validation, held_out, measured, ours.calibration)
     means = {name: p for name, p in found.means.items() if name in ours.smeared}
     factors = {name: one for name, one in found.factors.items() if name in ours.smeared}
     return found.scores | means, factors

@@ -51,6 +51,8 @@ from multigate.model.gates.parts.base import Tensor
 from multigate.model.ranker import scores
 
 Method = Literal["platt", "isotonic"]
+Chosen = Method | Literal["auto"]
+"""`export.calibration`, but for `none`."""
 
 _BINS = 50
 _FEWEST = 20
@@ -130,7 +132,7 @@ def apply(calibration: Calibration, logits: Mapping[str, Tensor]) -> dict[str, T
 def fit(
     contract: Contract,
     statistics: Statistics,
-    method: Method | Literal["auto"],
+    method: Chosen,
     logits: Mapping[str, np.ndarray],
     labels: np.ndarray,
     times: np.ndarray | None = None,

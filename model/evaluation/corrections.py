@@ -41,9 +41,9 @@ def corrected(
     validation: Rows,
     held_out: Mapping[str, np.ndarray],
     measured: Mapping[str, np.ndarray],
-    calibrate: bool = True,
+    method: calibration.Chosen | None = "auto",
 ) -> Corrected:
-    """Calibrate scores (`export.calibration: auto`) and smear them.
+    """Calibrate scores and smear them.
 
     Args:
         contract: tasks; those without scores are left out.
@@ -51,7 +51,7 @@ def corrected(
         validation: V rows.
         held_out: their scores (V,) by task, probabilities or on the label's transform.
         measured: scores (N,) by task, likewise.
-        calibrate: whether to; if not, they are smeared alone.
+        method: of calibration (`export.calibration`); with None they are smeared alone.
     """
     contract = contract.model_copy(
         update={"tasks": {n: task for n, task in contract.tasks.items() if n in held_out}}
@@ -65,8 +65,8 @@ def corrected(
         for split, of in (("held out", held_out), ("measured", measured))
     }
     curves: calibration.Calibration = {}
-    if calibrate:
-        fitted = calibration.fit(contract, statistics, "auto", logits["held out"], labels, times)
+    if method is not None:
+        fitted = calibration.fit(contract, statistics, method, logits["held out"], labels, times)
         curves = fitted.curves
     right = {
         split: {

@@ -15,6 +15,7 @@ from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import Examples
 from multigate.model.data.raw import raw_values
 from multigate.model.data.rows import Rows
+from multigate.model.evaluation.calibration import Chosen
 from multigate.model.evaluation.combine import combine
 from multigate.model.evaluation.evaluate import Predictions
 
@@ -34,7 +35,8 @@ class Scored:
             tell them.
         smeared: tasks learnt on a logarithm whose scores are means in the label's own units
             (`export.smearing`); others' are near the median.
-        calibrated: whether an export calibrated them (`export.calibration`), where that helped.
+        calibration: how an export calibrated them (`export.calibration`), where that helped; None
+            if it did not.
     """
 
     contract: Contract
@@ -42,7 +44,7 @@ class Scored:
     combined: NDArray[np.float64]
     predictions: Predictions | None = None
     smeared: frozenset[str] = frozenset()
-    calibrated: bool = False
+    calibration: Chosen | None = None
 
     def __post_init__(self) -> None:
         for name, values in (self.scores | {"score": self.combined}).items():
@@ -197,8 +199,12 @@ class _Version:
             scores,
             found["score"],
             smeared=frozenset(self._metrics.get("smearing", {})),
-            calibrated="calibration" in self._metrics,
+            calibration=self._calibration(),
         )
+
+    def _calibration(self) -> Chosen | None:
+        found = self._metrics.get("calibration")
+        return None if found is None else found.get("method", "auto")
 
     def experts(self, rows: Rows) -> dict[str, NDArray[np.float64]] | None:
         if "gates" not in self._model.signatures:  # an older version

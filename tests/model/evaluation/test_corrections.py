@@ -12,6 +12,7 @@ from multigate.configs.statistics import Statistics
 from multigate.model.baselines import lightgbm_baseline
 from multigate.model.data.rows import read_rows
 from multigate.model.evaluation.against_baseline import compare_with_baseline
+from multigate.model.evaluation.calibration import Chosen
 from multigate.model.evaluation.corrections import corrected
 from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.evaluation.scored import Scored
@@ -76,8 +77,8 @@ def test_lightgbm_is_calibrated_beside_a_version_and_not_beside_a_checkpoint(
     scores = baseline.scores(rows)
     resamples = Resamples(rows.codes(contract.user), 50)
 
-    def loss(calibrated: bool) -> float:
-        ours = Scored(contract, scores, scores["click"], calibrated=calibrated)
+    def loss(method: Chosen | None) -> float:
+        ours = Scored(contract, scores, scores["click"], calibration=method)
         found = compare_with_baseline(ours, baseline, rows, resamples, examples)
         measure = found["tasks"]["click"]["measures"]["log_loss"]
         assert measure["candidate"]["value"] == pytest.approx(
@@ -85,13 +86,18 @@ def test_lightgbm_is_calibrated_beside_a_version_and_not_beside_a_checkpoint(
         )
         return float(measure["production"]["value"])
 
-    put_right = corrected(
-        contract,
-        Statistics.read(ExamplesFolder(examples).statistics),
-        read_rows(examples, "validation"),
-        baseline.scores(read_rows(examples, "validation")),
-        scores,
-    )
     y = rows.labels(contract)[:, 0]
-    assert loss(calibrated=False) == pytest.approx(log_loss(y, scores["click"]))
-    assert loss(calibrated=True) == pytest.approx(log_loss(y, put_right.scores["click"]))
+    assert loss(None) == pytest.approx(log_loss(y, scores["click"]))
+    losses = set()
+    for method in ("auto", "platt", "isotonic"):  # as the version was
+        put_right = corrected(
+            contract,
+            Statistics.read(ExamplesFolder(examples).statistics),
+            read_rows(examples, "validation"),
+            baseline.scores(read_rows(examples, "validation")),
+            scores,
+            method,
+        )
+        losses.add(loss(method))
+        assert loss(method) == pytest.approx(log_loss(y, put_right.scores["click"]))
+    assert len(losses) > 1

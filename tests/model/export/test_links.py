@@ -240,7 +240,7 @@ def test_smearing_comes_after_calibration(case, tmp_path) -> None:
     assert dwell["mean_score"] == pytest.approx(dwell["label_mean"], rel=0.15)
     # What the version says of itself decides the units in which it is set against LightGBM.
     scored = score(version, read_rows(case.examples, "test"))
-    assert scored.smeared == {"dwell"}
+    assert (scored.smeared, scored.calibration) == ({"dwell"}, "platt")
     assert score(checkpoint, read_rows(case.examples, "test")).smeared == frozenset()
     rules = parse(Rules, {"beats": "lightgbm"}, "rules")
     against = compare(version, None, case.examples, rules, replicates=50)["baseline"]
