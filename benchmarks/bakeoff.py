@@ -46,6 +46,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 
 if TYPE_CHECKING:
     from multigate.model.data.rows import Rows
@@ -157,22 +158,37 @@ class Bakeoff:
         from multigate.configs.files import ExamplesFolder
         from multigate.jobs.tune import with_settings
 
-        self.config, self.examples, self.work = config, examples, work
-        self.peers, self.threads, self.changes = peers, threads, list(changes)
-        pairs = (change.partition("=") for change in self.changes)
-        settings = {name: json.loads(value) for name, _, value in pairs}
-        self.ours = with_settings(load(config), settings)
+        self.examples, self.work = examples, work
+        self.peers, self.threads = peers, threads
+        settings = dict(parsed(change) for change in changes)
+        self.ours = with_settings(load(config), settings, "--set")
         self.name = name or self.ours.name
         self.contract = FrozenContract.read(ExamplesFolder(examples).contract).contract
         work.mkdir(parents=True, exist_ok=True)
         self._validation: Rows | None = None
         self.table, self.rows = work / "table.npz", work / "rows.jsonl"
+        self.check_examples()
         if not self.table.exists():
             self.write_table()
         with np.load(self.table) as table:
             parts = (table[f"{split}/{part}"] for split in ("train", "validation") for part in "xy")
             contents = b"".join(hashlib.sha256(part.tobytes()).digest() for part in parts)
         self.identity = hashlib.sha256(contents).hexdigest()[:16]
+
+    def check_examples(self) -> None:
+        """Refuse a folder of other examples: the table would not be of those that ours reads."""
+        from multigate.configs.files import ExamplesFolder
+
+        manifest = ExamplesFolder(self.examples).manifest.read_bytes()
+        of = self.work / "examples.sha256"
+        found = hashlib.sha256(manifest).hexdigest()
+        if not of.exists():
+            of.write_text(found + "\n", encoding="utf-8")
+        elif of.read_text(encoding="utf-8").strip() != found:
+            raise SystemExit(
+                f"{self.work}: holds the table of other examples than {self.examples}: name "
+                "another folder by --work"
+            )
 
     def write_table(self) -> None:
         """Write what the contenders read."""
@@ -226,11 +242,13 @@ class Bakeoff:
     ) -> dict[str, Any]:
         """Train a contender in a process of its own; it writes scores of validation and test."""
         if contender == OURS:
+            # Not the preset: it may change before this seed's turn.
+            config = self.work / f"ours-{digest(setting)}.yaml"
+            config.write_text(yaml.safe_dump(self.ours.model_dump(mode="json")), encoding="utf-8")
             command = [
-                *(sys.executable, str(HERE / "bakeoff.py"), "--config", self.config),
+                *(sys.executable, str(HERE / "bakeoff.py"), "--config", str(config)),
                 *("--examples", str(self.examples), "--work", str(self.work)),
                 *("--train_ours", str(scores), "--seed", str(seed)),
-                *(("--set", *self.changes) if self.changes else ()),
             ]
         else:
             python = self.peers if contender in PEERS else sys.executable
@@ -362,7 +380,7 @@ class Bakeoff:
         stored = settings().get(self.name, {}).get(contender)
         setting = self.setting_of(contender)
         for seed in range(seeds):
-            scores = self.work / f"{contender}-{seed}.npz"
+            scores = self.work / f"{contender}-{seed}-{digest(setting)}.npz"
             if any(
                 (line["contender"], line["seed"], line["setting"]) == (contender, seed, setting)
                 for line in self.finished(self.rows)
@@ -412,8 +430,8 @@ class Bakeoff:
 
     def of_ours(self) -> dict[str, Any]:
         """What identifies our configuration: rows of another one do not count."""
-        sections = [self.ours.model.model_dump_json(), self.ours.train.model_dump_json()]
-        return {"configuration": hashlib.sha256("".join(sections).encode()).hexdigest()[:16]}
+        sections = (self.ours.contract, self.ours.model, self.ours.train)
+        return {"configuration": digest([section.model_dump_json() for section in sections])}
 
     def measure(self, contenders: list[str]) -> dict[str, Any]:
         """Every contender's measures of the test split, and its differences from ours."""
@@ -490,6 +508,26 @@ class Bakeoff:
         return {"data": self.name, "rows": len(rows), "cost": cost, "tasks": compared}
 
 
+def digest(setting: Any) -> str:
+    """What tells a setting from others, in a file's name."""
+    return hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def parsed(change: str) -> tuple[str, Any]:
+    """Name and value of `train.epochs=4`."""
+    name, equals, value = change.partition("=")
+    try:
+        found = json.loads(value)
+    except ValueError:
+        equals = ""
+    if not equals:
+        raise SystemExit(
+            f"--set: expected NAME=VALUE with the value in JSON, such as train.epochs=4 or "
+            f"""train.monitor='"loss"', received {change}"""
+        )
+    return name, found
+
+
 def settings() -> dict[str, Any]:
     """The contenders' settings, by data set."""
     if not SETTINGS.exists():
@@ -555,20 +593,30 @@ def main() -> None:
         "--peers", default=os.environ.get("BAKEOFF_PEERS"), help="python of their environment"
     )
     arguments.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=JSON", help="of our configuration, as in tune"
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=JSON",
+        help="changes of our configuration, such as train.epochs=4",
     )
     arguments.add_argument("--train_ours", type=Path, help=argparse.SUPPRESS)
     arguments.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     given = arguments.parse_args()
-    bakeoff = Bakeoff(
-        given.config,
-        given.examples,
-        given.work,
-        given.peers,
-        given.threads,
-        given.name,
-        given.set,
-    )
+    from multigate.configs.errors import ConfigError
+
+    try:
+        bakeoff = Bakeoff(
+            given.config,
+            given.examples,
+            given.work,
+            given.peers,
+            given.threads,
+            given.name,
+            given.set,
+        )
+    except ConfigError as error:
+        raise SystemExit(str(error)) from None
     if given.train_ours is not None:
         print(json.dumps(bakeoff.train_ours(given.train_ours, given.seed)))
         return

@@ -127,12 +127,13 @@ def check(config: Config) -> None:
         with_settings(config, {name: _some_value(values)})
 
 
-def with_settings(config: Config, settings: dict[str, Any]) -> Config:
+def with_settings(config: Config, settings: dict[str, Any], where: str = "tune.space") -> Config:
     """A copy of a configuration with other values of some settings.
 
     Args:
         config: the configuration to copy.
         settings: values by dotted name, such as `train.learning_rate`.
+        where: they come from, for errors.
 
     Raises:
         ConfigError: the configuration has no such setting, or does not take the value.
@@ -145,7 +146,7 @@ def with_settings(config: Config, settings: dict[str, Any]) -> Config:
             place = place.get(step) if isinstance(place, dict) else None
         if not isinstance(place, dict) or last not in place:
             raise ConfigError(
-                f"tune.space: no setting {name!r} in this configuration; expected one such as "
+                f"{where}: no setting {name!r} in this configuration; expected one such as "
                 f"{', '.join(_known(values, path))}"
             )
         place[last] = value

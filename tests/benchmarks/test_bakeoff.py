@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,16 @@ def made(bakeoff: Any, folder: Path) -> Any:
     return made
 
 
+def scores_of(made: Any, contender: str, seed: int) -> Path:
+    """The scores that a contender's row names."""
+    (found,) = [
+        line["scores"]
+        for line in made.finished(made.rows)
+        if (line["contender"], line["seed"]) == (contender, seed)
+    ]
+    return Path(made.work / found)
+
+
 @slow
 def test_every_contender_is_measured_on_the_same_rows(bakeoff: Any, made: Any) -> None:
     found = made.measure(["ours", "lightgbm"])
@@ -64,7 +75,7 @@ def test_every_contender_is_measured_on_the_same_rows(bakeoff: Any, made: Any) -
     known = ~np.isnan(labels[:, 0])
     areas = []
     for seed in (0, 1):
-        with np.load(made.work / f"lightgbm-{seed}.npz") as scores:
+        with np.load(scores_of(made, "lightgbm", seed)) as scores:
             areas.append(roc_auc_score(labels[known, 0], scores[f"test/{task}"][known]))
     assert areas[0] != areas[1]
     entry = found["tasks"][task]["auc"]
@@ -89,30 +100,58 @@ def test_the_table_holds_no_test_label(made: Any) -> None:
 @slow
 def test_finished_rows_are_not_trained_again(made: Any) -> None:
     before = (made.work / "rows.jsonl").read_text()
-    written = (made.work / "lightgbm-0.npz").stat().st_mtime_ns
+    scores = scores_of(made, "lightgbm", 0)
+    written = scores.stat().st_mtime_ns
     made.run("lightgbm", 2)
     assert (made.work / "rows.jsonl").read_text() == before
-    assert (made.work / "lightgbm-0.npz").stat().st_mtime_ns == written
+    assert scores.stat().st_mtime_ns == written
 
 
 @slow
-def test_rows_of_another_configuration_do_not_count(bakeoff: Any, made: Any, folder: Path) -> None:
-    given = (str(folder / "small.yaml"), folder / "examples", folder / "work", None, 1)
-    other = bakeoff.Bakeoff(*given, changes=["train.weight_decay=0.3"])
-    assert other.of_ours() != made.of_ours()
-    (line,) = [line for line in made.finished(made.rows) if line["contender"] == "ours"]
-    assert line["setting"] == made.of_ours()
+@pytest.mark.parametrize("change", ["train.learning_rate=0.2", "contract.tasks.click.weight=9"])
+def test_rows_of_another_configuration_do_not_count(
+    bakeoff: Any, made: Any, folder: Path, tmp_path: Path, change: str
+) -> None:
+    """Whether they were made before or after: neither their measures nor their files."""
+    shutil.copytree(folder / "work", tmp_path / "work")
+    given = (str(folder / "small.yaml"), folder / "examples", tmp_path / "work", None, 1)
+    this, other = bakeoff.Bakeoff(*given), bakeoff.Bakeoff(*given, changes=[change])
+    before = this.measure(["ours"])
     assert list(other.measure(["ours", "lightgbm"])["cost"]) == ["lightgbm"]
-    assert made.measure(["ours"])["cost"]["ours"]["seeds"] == 1
+    other.run("ours", 1)
+    assert other.measure(["ours"])["tasks"] != before["tasks"]
+    lines = this.rows.read_text()
+    this.run("ours", 1)
+    assert this.rows.read_text() == lines
+    assert this.measure(["ours"]) == before
+
+
+@slow
+def test_a_table_of_other_examples_is_refused(
+    bakeoff: Any, made: Any, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "examples", tmp_path / "others")
+    with (tmp_path / "others/manifest.json").open("a") as manifest:
+        manifest.write("\n")
+    with pytest.raises(SystemExit, match=r"holds the table of other examples than .*--work"):
+        bakeoff.Bakeoff(str(folder / "small.yaml"), tmp_path / "others", folder / "work", None, 1)
+
+
+@pytest.mark.parametrize("change", ["train.epochs", "train.epochs=two", "train.epochs:4"])
+def test_a_change_is_a_name_and_a_value(bakeoff: Any, change: str) -> None:
+    assert bakeoff.parsed('train.teacher={"share": 0.5}') == ("train.teacher", {"share": 0.5})
+    with pytest.raises(SystemExit, match=r"--set: expected NAME=VALUE .* received train.epochs"):
+        bakeoff.parsed(change)
 
 
 @slow
 def test_calibration_is_the_same_for_all_and_changes_no_order(made: Any) -> None:
     rows = read_rows(made.examples, "test")
     labels = rows.labels(made.contract)
-    for name in ("lightgbm-0", "ours-0"):
-        served, means = made.calibrated(made.work / f"{name}.npz")
-        with np.load(made.work / f"{name}.npz") as stored:
+    for name in ("lightgbm", "ours"):
+        scores = scores_of(made, name, 0)
+        served, means = made.calibrated(scores)
+        with np.load(scores) as stored:
             for t, task in enumerate(made.contract.tasks):
                 raw, known = stored[f"test/{task}"], ~np.isnan(labels[:, t])
                 if made.contract.tasks[task].type == "binary":
