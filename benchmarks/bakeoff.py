@@ -46,7 +46,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 if TYPE_CHECKING:
     from multigate.model.data.rows import Rows
@@ -160,35 +159,26 @@ class Bakeoff:
 
         self.examples, self.work = examples, work
         self.peers, self.threads = peers, threads
-        settings = dict(parsed(change) for change in changes)
-        self.ours = with_settings(load(config), settings, "--set")
+        changed = dict(parsed(change) for change in changes)
+        self.ours = with_settings(load(config), changed, "--set")
         self.name = name or self.ours.name
-        self.contract = FrozenContract.read(ExamplesFolder(examples).contract).contract
+        folder = ExamplesFolder(examples)
+        self.contract = FrozenContract.read(folder.contract).contract
+        self.manifest = hashlib.sha256(folder.manifest.read_bytes()).hexdigest()
         work.mkdir(parents=True, exist_ok=True)
         self._validation: Rows | None = None
         self.table, self.rows = work / "table.npz", work / "rows.jsonl"
-        self.check_examples()
         if not self.table.exists():
             self.write_table()
         with np.load(self.table) as table:
+            if json.loads(str(table["about"])).get("manifest") != self.manifest:
+                raise SystemExit(
+                    f"{work}: holds the table of other examples than {examples}: name another "
+                    "folder by --work"
+                )
             parts = (table[f"{split}/{part}"] for split in ("train", "validation") for part in "xy")
             contents = b"".join(hashlib.sha256(part.tobytes()).digest() for part in parts)
         self.identity = hashlib.sha256(contents).hexdigest()[:16]
-
-    def check_examples(self) -> None:
-        """Refuse a folder of other examples: the table would not be of those that ours reads."""
-        from multigate.configs.files import ExamplesFolder
-
-        manifest = ExamplesFolder(self.examples).manifest.read_bytes()
-        of = self.work / "examples.sha256"
-        found = hashlib.sha256(manifest).hexdigest()
-        if not of.exists():
-            of.write_text(found + "\n", encoding="utf-8")
-        elif of.read_text(encoding="utf-8").strip() != found:
-            raise SystemExit(
-                f"{self.work}: holds the table of other examples than {self.examples}: name "
-                "another folder by --work"
-            )
 
     def write_table(self) -> None:
         """Write what the contenders read."""
@@ -215,6 +205,7 @@ class Bakeoff:
             "lists": tabulator.lists,
             "rates": list(self.contract.label_counters()),
             "tasks": {name: task.type for name, task in self.contract.tasks.items()},
+            "manifest": self.manifest,  # which examples it is of
         }
         unfinished = self.work / "table.tmp.npz"
         np.savez_compressed(unfinished, about=json.dumps(about), **arrays)
@@ -242,9 +233,12 @@ class Bakeoff:
     ) -> dict[str, Any]:
         """Train a contender in a process of its own; it writes scores of validation and test."""
         if contender == OURS:
+            from multigate.configs.contract import fingerprint
+            from multigate.configs.written import as_yaml
+
             # Not the preset: it may change before this seed's turn.
-            config = self.work / f"ours-{digest(setting)}.yaml"
-            config.write_text(yaml.safe_dump(self.ours.model_dump(mode="json")), encoding="utf-8")
+            config = self.work / f"ours-{fingerprint(setting)}.yaml"
+            config.write_text(as_yaml(self.ours), encoding="utf-8")
             command = [
                 *(sys.executable, str(HERE / "bakeoff.py"), "--config", str(config)),
                 *("--examples", str(self.examples), "--work", str(self.work)),
@@ -367,20 +361,25 @@ class Bakeoff:
                 found[name] = float(measure(y[known], p[known]))
         return found
 
-    def setting_of(self, contender: str) -> dict[str, Any]:
-        """What a contender runs with now; rows of another setting do not count."""
+    def setting_of(self, contender: str) -> tuple[dict[str, Any], int]:
+        """What a contender runs with now, and of how many trials; ours is chosen by hand.
+
+        Rows of another setting do not count.
+        """
+        if contender == OURS:
+            return self.of_ours(), 0
         stored = settings().get(self.name, {}).get(contender)
-        if stored is not None:
-            found: dict[str, Any] = stored["tasks"] if contender in PER_TASK else stored["all"]
-            return found
-        return self.of_ours() if contender == OURS else FIRST[contender]
+        if stored is None:
+            return FIRST[contender], 0
+        return stored["tasks" if contender in PER_TASK else "all"], stored["trials"]
 
     def run(self, contender: str, seeds: int) -> None:
         """Train with every seed that is not finished."""
-        stored = settings().get(self.name, {}).get(contender)
-        setting = self.setting_of(contender)
+        from multigate.configs.contract import fingerprint
+
+        setting, trials = self.setting_of(contender)
         for seed in range(seeds):
-            scores = self.work / f"{contender}-{seed}-{digest(setting)}.npz"
+            scores = self.work / f"{contender}-{seed}-{fingerprint(setting)}.npz"
             if any(
                 (line["contender"], line["seed"], line["setting"]) == (contender, seed, setting)
                 for line in self.finished(self.rows)
@@ -391,7 +390,7 @@ class Bakeoff:
                 "contender": contender,
                 "seed": seed,
                 "setting": setting,
-                "trials": 0 if stored is None else stored["trials"],  # ours is chosen by hand
+                "trials": trials,
                 "scores": scores.name,
             }
             self.finish(self.rows, line | cost)
@@ -430,8 +429,12 @@ class Bakeoff:
 
     def of_ours(self) -> dict[str, Any]:
         """What identifies our configuration: rows of another one do not count."""
-        sections = (self.ours.contract, self.ours.model, self.ours.train)
-        return {"configuration": digest([section.model_dump_json() for section in sections])}
+        from multigate.configs.contract import fingerprint
+
+        values = self.ours.model_dump(mode="json")
+        return {
+            "configuration": fingerprint([values[key] for key in ("contract", "model", "train")])
+        }
 
     def measure(self, contenders: list[str]) -> dict[str, Any]:
         """Every contender's measures of the test split, and its differences from ours."""
@@ -449,7 +452,7 @@ class Bakeoff:
         resamples = Resamples(rows.codes(self.contract.user), REPLICATES)
         labels, lists = rows.labels(self.contract), rows.lists(self.contract)
         new = unmatched(self.contract, rows)
-        now = {contender: self.setting_of(contender) for contender in contenders}
+        now = {contender: self.setting_of(contender)[0] for contender in contenders}
         newest = {
             (line["contender"], line["seed"]): line
             for line in self.finished(self.rows)
@@ -506,11 +509,6 @@ class Bakeoff:
                 relative = metric in RELATIVE
                 entry[contender] = paired_difference(resamples, part, values, other, relative)
         return {"data": self.name, "rows": len(rows), "cost": cost, "tasks": compared}
-
-
-def digest(setting: Any) -> str:
-    """What tells a setting from others, in a file's name."""
-    return hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def parsed(change: str) -> tuple[str, Any]:

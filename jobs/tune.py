@@ -150,7 +150,7 @@ def with_settings(config: Config, settings: dict[str, Any], where: str = "tune.s
                 f"{', '.join(_known(values, path))}"
             )
         place[last] = value
-    return parse(Config, values, "tune")
+    return parse(Config, values, where)
 
 
 def _known(values: dict[str, Any], path: list[str]) -> list[str]:
