@@ -353,6 +353,10 @@ Dispatch = Literal["auto", "selected", "fused"]
 """How experts run behind gates that select them for each example."""
 
 
+CalibrationMethod = Literal["none", "platt", "isotonic", "auto"]
+"""See `ExportConfig.calibration`."""
+
+
 class ExportConfig(Frozen):
     """The SavedModel version."""
 
@@ -367,7 +371,7 @@ class ExportConfig(Frozen):
     The order of the scores may stay the same while the probabilities shift."""
     parity_rows: int = Field(4096, ge=1)
     """Test rows on which the scores are compared with the Keras model's."""
-    calibration: Literal["none", "platt", "isotonic", "auto"] = "auto"
+    calibration: CalibrationMethod = "auto"
     """How the tasks' scores are calibrated on the validation split: `platt` by a line on the logit,
     `isotonic` by a rising curve, `auto` by the line unless the curve is clearly better. A task
     stays as it is where calibration does not lower its loss on held-out halves of the split."""

@@ -288,7 +288,7 @@ def _their_scores(
         By task, scores (N,) in own units; and the factor of the smeared tasks, absent where it does
         not lower a task's error.
     """
-    if ours.calibration is None and not ours.smeared:
+    if ours.calibration == "none" and not ours.smeared:
         return baseline.scores(rows), {}
     if examples is None:
         raise ValueError("an exported version is calibrated: expected the examples, received none")

@@ -51,8 +51,6 @@ from multigate.model.gates.parts.base import Tensor
 from multigate.model.ranker import scores
 
 Method = Literal["platt", "isotonic"]
-Chosen = Method | Literal["auto"]
-"""`export.calibration`, but for `none`."""
 
 _BINS = 50
 _FEWEST = 20
@@ -132,7 +130,7 @@ def apply(calibration: Calibration, logits: Mapping[str, Tensor]) -> dict[str, T
 def fit(
     contract: Contract,
     statistics: Statistics,
-    method: Chosen,
+    method: Method | Literal["auto"],
     logits: Mapping[str, np.ndarray],
     labels: np.ndarray,
     times: np.ndarray | None = None,

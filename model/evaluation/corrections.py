@@ -12,6 +12,7 @@ import numpy as np
 
 from multigate.configs.contract import Contract
 from multigate.configs.files import TIME
+from multigate.configs.sections.model import CalibrationMethod
 from multigate.configs.statistics import Statistics
 from multigate.model.data.rows import Rows
 from multigate.model.evaluation import calibration
@@ -41,7 +42,7 @@ def corrected(
     validation: Rows,
     held_out: Mapping[str, np.ndarray],
     measured: Mapping[str, np.ndarray],
-    method: calibration.Chosen | None = "auto",
+    method: CalibrationMethod = "auto",
 ) -> Corrected:
     """Calibrate scores and smear them.
 
@@ -51,7 +52,7 @@ def corrected(
         validation: V rows.
         held_out: their scores (V,) by task, probabilities or on the label's transform.
         measured: scores (N,) by task, likewise.
-        method: of calibration (`export.calibration`); with None they are smeared alone.
+        method: of calibration (`export.calibration`); with `none` they are smeared alone.
     """
     contract = contract.model_copy(
         update={"tasks": {n: task for n, task in contract.tasks.items() if n in held_out}}
@@ -65,7 +66,7 @@ def corrected(
         for split, of in (("held out", held_out), ("measured", measured))
     }
     curves: calibration.Calibration = {}
-    if method is not None:
+    if method != "none":
         fitted = calibration.fit(contract, statistics, method, logits["held out"], labels, times)
         curves = fitted.curves
     right = {

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from multigate.configs.contract import Contract, FrozenContract
 from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder
+from multigate.configs.sections.model import CalibrationMethod
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import Examples
 from multigate.model.data.raw import raw_values
 from multigate.model.data.rows import Rows
-from multigate.model.evaluation.calibration import Chosen
 from multigate.model.evaluation.combine import combine
 from multigate.model.evaluation.evaluate import Predictions
 
@@ -35,8 +35,7 @@ class Scored:
             tell them.
         smeared: tasks learnt on a logarithm whose scores are means in the label's own units
             (`export.smearing`); others' are near the median.
-        calibration: how an export calibrated them (`export.calibration`), where that helped; None
-            if it did not.
+        calibration: how an export calibrated them (`export.calibration`), where that helped.
     """
 
     contract: Contract
@@ -44,7 +43,7 @@ class Scored:
     combined: NDArray[np.float64]
     predictions: Predictions | None = None
     smeared: frozenset[str] = frozenset()
-    calibration: Chosen | None = None
+    calibration: CalibrationMethod = "none"
 
     def __post_init__(self) -> None:
         for name, values in (self.scores | {"score": self.combined}).items():
@@ -199,12 +198,8 @@ class _Version:
             scores,
             found["score"],
             smeared=frozenset(self._metrics.get("smearing", {})),
-            calibration=self._calibration(),
+            calibration=self._metrics.get("calibration", {"method": "none"}).get("method", "auto"),
         )
-
-    def _calibration(self) -> Chosen | None:
-        found = self._metrics.get("calibration")
-        return None if found is None else found.get("method", "auto")
 
     def experts(self, rows: Rows) -> dict[str, NDArray[np.float64]] | None:
         if "gates" not in self._model.signatures:  # an older version

@@ -8,11 +8,11 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from multigate.configs.files import ExamplesFolder
+from multigate.configs.sections.model import CalibrationMethod
 from multigate.configs.statistics import Statistics
 from multigate.model.baselines import lightgbm_baseline
 from multigate.model.data.rows import read_rows
 from multigate.model.evaluation.against_baseline import compare_with_baseline
-from multigate.model.evaluation.calibration import Chosen
 from multigate.model.evaluation.corrections import corrected
 from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.evaluation.scored import Scored
@@ -77,7 +77,7 @@ def test_lightgbm_is_calibrated_beside_a_version_and_not_beside_a_checkpoint(
     scores = baseline.scores(rows)
     resamples = Resamples(rows.codes(contract.user), 50)
 
-    def loss(method: Chosen | None) -> float:
+    def loss(method: CalibrationMethod) -> float:
         ours = Scored(contract, scores, scores["click"], calibration=method)
         found = compare_with_baseline(ours, baseline, rows, resamples, examples)
         measure = found["tasks"]["click"]["measures"]["log_loss"]
@@ -87,17 +87,13 @@ def test_lightgbm_is_calibrated_beside_a_version_and_not_beside_a_checkpoint(
         return float(measure["production"]["value"])
 
     y = rows.labels(contract)[:, 0]
-    assert loss(None) == pytest.approx(log_loss(y, scores["click"]))
-    losses = set()
+    assert loss("none") == pytest.approx(log_loss(y, scores["click"]))
+    statistics = Statistics.read(ExamplesFolder(examples).statistics)
+    validation = read_rows(examples, "validation")
+    held_out = baseline.scores(validation)
+    losses = {}
     for method in ("auto", "platt", "isotonic"):  # as the version was
-        put_right = corrected(
-            contract,
-            Statistics.read(ExamplesFolder(examples).statistics),
-            read_rows(examples, "validation"),
-            baseline.scores(read_rows(examples, "validation")),
-            scores,
-            method,
-        )
-        losses.add(loss(method))
-        assert loss(method) == pytest.approx(log_loss(y, put_right.scores["click"]))
-    assert len(losses) > 1
+        put_right = corrected(contract, statistics, validation, held_out, scores, method)
+        losses[method] = loss(method)
+        assert losses[method] == pytest.approx(log_loss(y, put_right.scores["click"]))
+    assert len(set(losses.values())) > 1
