@@ -93,6 +93,7 @@ class Config(Frozen):
         self._check_values()
         self._check_closing()
         self._check_crosses()
+        self._check_encoded()
         if log.unknown_time is not None:
             for name, feature in self.contract.features.items():
                 if isinstance(feature, NumberFeature) and feature.counter is not None:
@@ -240,6 +241,25 @@ class Config(Frozen):
                     f"depends on the user and {rule.category!r}, and an item table holds only what "
                     "depends on the item"
                 )
+
+    def _check_encoded(self) -> None:
+        """What a side table's encoder makes is read as vectors, and by somebody."""
+        for source in ("users", "items"):
+            table = getattr(self.pipeline, source)
+            for column in () if table is None else table.encode:
+                readers = {
+                    name: feature.kind
+                    for name, feature in self.contract.features.items()
+                    if getattr(feature, "source", None) == source
+                    and (getattr(feature, "column", None) or name) == column
+                }
+                if not readers or set(readers.values()) != {"vector"}:
+                    kinds = (f"{name!r} of kind {kind}" for name, kind in readers.items())
+                    raise contradiction(
+                        f"pipeline.{source}.encode.{column}: expected features of kind vector with "
+                        f"source: {source} that read this column, received "
+                        f"{', '.join(kinds) or 'none'}"
+                    )
 
     def _check_closing(self) -> None:
         """Features over past labels need labels that close."""

@@ -6,8 +6,19 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from multigate.configs.sections.base import Duration, Frozen, Instant, contradiction
-from multigate.configs.sections.derive import Derive
+from multigate.configs.sections.derive import Derive, sources
 from multigate.configs.sections.log import CsvFormat, EventLog, Format, Log, Pattern, Rename
+
+
+class Encoded(Frozen):
+    """A column of vectors that a Python function of yours makes of a column of texts."""
+
+    text: str = Field(examples=["title"])
+    """The column of texts, of the files or of `derive`. An empty text has no vector."""
+    by: str = Field(pattern=r"^[\w.]+:\w+$", examples=["encoders:titles"])
+    """`module:function`. The function gets a list of N different texts and returns N vectors, as an
+    array or a list of lists. Python must find the module (`PYTHONPATH`), on an engine's workers
+    too."""
 
 
 class SideTable(Frozen):
@@ -20,6 +31,10 @@ class SideTable(Frozen):
     """As for the log."""
     derive: Derive
     """As for the log."""
+    encode: dict[str, Encoded] = Field(
+        {}, examples=[{"cover": {"text": "title", "by": "encoders:titles"}}]
+    )
+    """Columns of vectors made from texts, for features of kind `vector`, by their names."""
     key: str
     """The column that holds the id."""
     time: str | None = Field(None, examples=["valid_from"])
@@ -27,6 +42,17 @@ class SideTable(Frozen):
     impression sees the latest one that is not later than itself."""
     time_unit: Literal["s", "ms", "us", "iso"] = "s"
     """Of `time`; as for the log."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "SideTable":
+        for name in sorted(self.encode.keys() & self.derive.keys()):
+            raise contradiction(f"encode.{name}: derive makes a column of that name, too")
+        return self
+
+    def sources(self, names: set[str]) -> set[str]:
+        """The files' columns from which columns of these names come."""
+        encode = self.encode
+        return sources(self.derive, {encode[n].text if n in encode else n for n in names})
 
 
 class Negatives(Frozen):

@@ -7,11 +7,11 @@ import polars as pl
 
 from multigate.configs import Config, DataError
 from multigate.configs.files import TIME
-from multigate.configs.sections.derive import sources
 from multigate.configs.sections.log import MixedFormat
 from multigate.configs.sections.nearest import did_you_mean, listed
 from multigate.configs.storage import Place
 from multigate.features import Timeline
+from multigate.pipeline.compute.encoders import encode
 from multigate.pipeline.core.columns import id_type, table_features
 from multigate.pipeline.read.derive import derive
 from multigate.pipeline.read.drift import is_marker
@@ -87,7 +87,7 @@ def _wanted(config: Config, source: str) -> list[str]:
     table, features = getattr(config.pipeline, source), table_features(config, source)
     names = {table.key, *(feature.column or name for name, feature in features.items())}
     names |= set() if table.time is None else {table.time}
-    return sorted(sources(table.derive, names))
+    return sorted(table.sources(names))
 
 
 def _optional(config: Config, source: str) -> set[str]:
@@ -96,7 +96,7 @@ def _optional(config: Config, source: str) -> set[str]:
     allowing = {f.column or n for n, f in features.items() if f.missing != "error"}
     needed = {f.column or n for n, f in features.items() if f.missing == "error"}
     needed |= {table.key} if table.time is None else {table.key, table.time}
-    return sources(table.derive, allowing) - sources(table.derive, needed)
+    return set(table.sources(allowing) - table.sources(needed))
 
 
 def _typed(
@@ -121,6 +121,7 @@ def _typed(
     zone = config.pipeline.log.time_zone
     whole = replace(chunk, frame=frame)
     frame = derive(whole, table.derive, table.time_unit, None, zone).frame
+    frame = encode(frame, table.encode, f"pipeline.{source}.encode")
     parsed = {key: parse_id(frame[table.key], id_type(config, key))}
     needed = {key: table.key}
     if table.time is not None:

@@ -2,19 +2,30 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from multigate.configs.contract import Contract
 from multigate.configs.sections.base import parse
+from multigate.configs.sections.pipeline import SideTable
 
 PAGE = (Path(__file__).parents[2] / "docs/modelling.md").read_text()
 BLOCKS = re.findall(r"```(yaml|python)\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.mark.parametrize("example", [text for kind, text in BLOCKS if kind == "yaml"])
-def test_features_are_valid(example: str) -> None:
+YAML = [yaml.safe_load(text) for kind, text in BLOCKS if kind == "yaml"]
+
+
+@pytest.mark.parametrize("example", [one["pipeline"] for one in YAML if "pipeline" in one])
+def test_side_tables_are_valid(example: dict[str, Any]) -> None:
+    for name, table in example.items():
+        parse(SideTable, table, f"modelling.md: {name}")
+
+
+@pytest.mark.parametrize("example", [one for one in YAML if "pipeline" not in one])
+def test_features_are_valid(example: dict[str, Any]) -> None:
     values = {
         "user": "user_id",
         "item": "item_id",
@@ -22,7 +33,7 @@ def test_features_are_valid(example: str) -> None:
             "user_id": {"kind": "id", "side": "user"},
             "item_id": {"kind": "id", "side": "item"},
             "topic": {"kind": "id", "side": "item"},
-            **yaml.safe_load(example),
+            **example,
         },
         "tasks": {
             "click": {
@@ -32,7 +43,7 @@ def test_features_are_valid(example: str) -> None:
             }
         },
     }
-    assert set(yaml.safe_load(example)) <= set(parse(Contract, values, "modelling.md").features)
+    assert set(example) <= set(parse(Contract, values, "modelling.md").features)
 
 
 @pytest.mark.parametrize("example", [text for kind, text in BLOCKS if kind == "python"])
