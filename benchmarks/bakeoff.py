@@ -4,7 +4,7 @@
         [--name NAME] [--contenders ours lightgbm ...] [--seeds 5] [--tune 16] [--peers PYTHON]
         [--set train.teacher='{"share": 0.5}' ...]
 
-`benchmarks/bakeoff/contenders.py` says what each contender is; all of them read one table, made of
+`benchmarks/contenders/train.py` says what each contender is; all of them read one table, made of
 the examples by `model.baselines.table`.  `ours` is the configuration, with what --set changes in
 it, as `multigate train` trains it on the same examples.  Libraries that the project does not
 install need an environment of their own:
@@ -15,15 +15,15 @@ install need an environment of their own:
 
 named by --peers (or BAKEOFF_PEERS); without it they are left out.
 
---tune draws that many settings of each contender but ours (`SPACES`; the same number for each, the
-same draws every time), trains each once and keeps the best on validation in
-benchmarks/bakeoff/settings.json: by task where a contender has one model per task, else by the mean
-over the tasks of AUC and explained variance.  An entry with `tuned_on` was copied from that
+--tune draws that many settings of each contender but ours (`contenders/spaces.py`; the same number
+for each, the same draws every time), trains each once and keeps the best on validation in
+benchmarks/contenders/settings.json: by task where a contender has one model per task, else by the
+mean over the tasks of AUC and explained variance.  An entry with `tuned_on` was copied from that
 data set's.  Without --tune that file's settings are used, and a contender without one runs with its
 first draw, which the table says.
 
 Each trial and each seed is one JSON line: started again, the benchmark goes on where it was
-stopped.  Trials lie in benchmarks/bakeoff/trials.jsonl, with what identifies the table that they
+stopped.  Trials lie in benchmarks/contenders/trials.jsonl, with what identifies the table that they
 read, so that tuning may go on elsewhere; seeds, whose scores are needed, in FOLDER (rows.jsonl).
 Prints a table in Markdown and, last, one JSON line.  The measures are means over the seeds;
 intervals are those of the paired difference from ours over resamples of the users, 95 %.  All
@@ -36,7 +36,6 @@ import contextlib
 import hashlib
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -46,87 +45,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from contenders.spaces import CALL, CALLS, FIRST, NETWORKS, PER_TASK, SPACES, WITHOUT_RATES, draw
 
 if TYPE_CHECKING:
     from multigate.model.data.rows import Rows
 
 HERE = Path(__file__).parent
-SETTINGS = HERE / "bakeoff/settings.json"
-TRIALS = HERE / "bakeoff/trials.jsonl"
+SETTINGS = HERE / "contenders/settings.json"
+TRIALS = HERE / "contenders/trials.jsonl"
 OURS = "ours"
-WITHOUT_RATES = "_without_rates"
-PER_TASK = ("lightgbm", "catboost", "lightgbm" + WITHOUT_RATES, "catboost" + WITHOUT_RATES)
-NETWORKS = ("dcn", "mmoe", "ple", "din", "tabm")
 PEERS = ("catboost", "catboost" + WITHOUT_RATES, *NETWORKS)  # in the environment of --peers
 REPLICATES = 500
-CALL, CALLS = 100, 50  # rows of a call, and calls, as in bakeoff/contenders.py
-
-_NETWORK: dict[str, list[Any]] = {
-    "embedding_dim": [8, 16, 32],
-    "dropout": [0.0, 0.2, 0.4],
-    "rate": [3e-4, 1e-3, 2e-3],
-    "weight_decay": [0.0, 1e-4, 1e-2],
-}
-SPACES: dict[str, dict[str, list[Any]]] = {
-    "lightgbm": {
-        "num_leaves": [15, 31, 63, 127],
-        "learning_rate": [0.03, 0.05, 0.1],
-        "min_data_in_leaf": [20, 50, 100, 200],
-        "feature_fraction": [0.5, 0.8, 1.0],
-        "cat_smooth": [5, 20, 80],
-        "lambda_l2": [0.0, 1.0, 10.0],
-        "ids": [True, False],
-        "counts": [True, False],
-    },
-    "catboost": {
-        "depth": [4, 6, 8],
-        "learning_rate": [0.03, 0.06, 0.12],
-        "l2_leaf_reg": [1, 3, 10, 30],
-        "random_strength": [0.5, 1, 2],
-        "ids": [True, False],
-        "counts": [True, False],
-    },
-    "dcn": {
-        "embedding_dim": [8, 16, 32],
-        "cross_layers": [1, 2, 3],
-        "units": [64, 128, 256],
-        "dropout": [0.0, 0.2, 0.4],
-        "l2": [0.0, 1e-6, 1e-5, 1e-4],
-        "rate": [3e-4, 1e-3, 2e-3],
-    },
-    "mmoe": _NETWORK | {"experts": [4, 8, 16], "units": [64, 128, 256]},
-    "ple": _NETWORK | {"own": [1, 2], "shared": [2, 4], "units": [64, 128, 256]},
-    "din": _NETWORK | {"units": [64, 128, 256]},
-    "tabm": _NETWORK | {"blocks": [1, 2, 3], "units": [64, 128, 256], "members": [8, 16, 32]},
-}
-SPACES |= {name: SPACES[name.removesuffix(WITHOUT_RATES)] for name in PER_TASK}
-_BEGIN = {"embedding_dim": 16, "dropout": 0.2, "rate": 1e-3, "weight_decay": 1e-4}
-FIRST: dict[str, dict[str, Any]] = {
-    "lightgbm": {"num_leaves": 31, "learning_rate": 0.05, "min_data_in_leaf": 50},
-    "catboost": {},
-    "dcn": {
-        "embedding_dim": 16,
-        "cross_layers": 2,
-        "units": 128,
-        "dropout": 0.2,
-        "l2": 1e-5,
-        "rate": 1e-3,
-    },
-    "mmoe": _BEGIN | {"experts": 8, "units": 128},
-    "ple": _BEGIN | {"own": 1, "shared": 2, "units": 128},
-    "din": _BEGIN | {"units": 128},
-    "tabm": _BEGIN | {"blocks": 2, "units": 128, "members": 16},
-}
-"""The first draw of each: what its documentation or paper would have a user begin with."""
-FIRST |= {name: FIRST[name.removesuffix(WITHOUT_RATES)] for name in PER_TASK}
-
-
-def draw(contender: str, trial: int) -> dict[str, Any]:
-    """The setting of a trial."""
-    if trial == 0:
-        return FIRST[contender]
-    rng = random.Random(f"{contender} {trial}")  # a key that is added last moves no other draw
-    return {name: rng.choice(values) for name, values in SPACES[contender].items()}
 
 
 class Bakeoff:
@@ -247,7 +176,7 @@ class Bakeoff:
         else:
             python = self.peers if contender in PEERS else sys.executable
             command = [
-                *(str(python), str(HERE / "bakeoff/contenders.py"), contender),
+                *(str(python), str(HERE / "contenders/train.py"), contender),
                 *("--data", str(self.table), "--out", str(scores), "--seed", str(seed)),
                 *("--setting", json.dumps(setting), "--threads", str(self.threads)),
             ]

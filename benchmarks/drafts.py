@@ -74,7 +74,7 @@ def ml_100k(log: Path, out: Path) -> None:
 
 def open_bandit(log: Path, out: Path) -> None:
     """As the bake-off reads it: with the affinity of the shown item as a column of its own."""
-    script = HERE / "bakeoff/open_bandit.py"
+    script = HERE / "data_sets/open_bandit.py"
     subprocess.run([sys.executable, script, "--data", log, "--out", out], check=True)
 
 
@@ -84,7 +84,7 @@ LOGS = {
     ),
     "open-bandit-men": Log(
         {f"open-bandit-men/{n}": n for n in ("bts.csv.xz", "random.csv.xz", "item_context.csv")},
-        str(HERE / "bakeoff/open_bandit.yaml"),
+        str(HERE / "data_sets/open_bandit.yaml"),
         open_bandit,
     ),
     "ml-100k": Log(

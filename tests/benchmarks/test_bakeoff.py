@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,13 +25,15 @@ PATH = Path(__file__).parents[2] / "benchmarks/bakeoff.py"
 
 
 @pytest.fixture(scope="module")
-def bakeoff() -> Any:
+def bakeoff() -> Iterator[Any]:
+    sys.path.insert(0, str(PATH.parent))
     spec = importlib.util.spec_from_file_location("bakeoff", PATH)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.path.remove(str(PATH.parent))
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +220,7 @@ def test_tuning_keeps_the_best_on_validation_by_task(
 
 
 def test_trees_without_ids_split_on_numbers_alone(monkeypatch: Any) -> None:
-    monkeypatch.syspath_prepend(PATH.parent / "bakeoff")
+    monkeypatch.syspath_prepend(PATH.parent / "contenders")
     import trees
 
     rng = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import pytest
 from multigate.configs import load
 from multigate.pipeline import job
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks/bakeoff"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks/data_sets"
 
 
 def convert(data: Path, out: Path) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,7 @@
 """Open Bandit's men's campaign as a log of impressions, for the bake-off.
 
-    python benchmarks/bakeoff/open_bandit.py --data FOLDER --out LOG
-    multigate examples --config benchmarks/bakeoff/open_bandit.yaml --data LOG --out EXAMPLES
+    python benchmarks/data_sets/open_bandit.py --data FOLDER --out LOG
+    multigate examples --config benchmarks/data_sets/open_bandit.yaml --data LOG --out EXAMPLES
 
 FOLDER holds bts.csv[.xz], random.csv[.xz] and item_context.csv.  The log names no user: people with
 the same four user features count as one.  Of the 34 affinities of a row only the candidate's is

@@ -1,6 +1,6 @@
-"""The contenders of `benchmarks/bakeoff.py`, each trained by it in a process of its own.
+"""Trains a contender of `benchmarks/bakeoff.py`, which starts it as a process of its own.
 
-    python benchmarks/bakeoff/contenders.py CONTENDER --data table.npz --out scores.npz
+    python benchmarks/contenders/train.py CONTENDER --data table.npz --out scores.npz
 
     lightgbm, catboost  one model per task; ids are categories (`trees.py`); with `_without_rates`
                         behind the name without the columns of as-of rates
@@ -28,21 +28,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from spaces import CALL, CALLS, CONTENDERS, NETWORKS, TREES, WITHOUT_RATES
 from table import Data, Predict
 
-CALL = 100  # rows of one call, as candidates of a request
-CALLS = 50
-
-WITHOUT_RATES = "_without_rates"
-_TREES = ("lightgbm", "catboost")
-NETWORKS = ("dcn", "mmoe", "ple", "din", "tabm")
-CONTENDERS = (*_TREES, *(name + WITHOUT_RATES for name in _TREES), *NETWORKS)
 Train = Callable[[Data, dict[str, Any], int, int], Predict]
 
 
 def train_of(contender: str) -> Train:
     """A contender's training; imports its library alone."""
-    if contender in _TREES:
+    if contender in TREES:
         import trees
 
         return trees.per_task(getattr(trees, contender))
