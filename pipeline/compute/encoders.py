@@ -14,7 +14,7 @@ from multigate.pipeline.read.json_lines import as_text
 
 
 def encode(frame: pl.DataFrame, rules: Mapping[str, Encoded], where: str) -> pl.DataFrame:
-    """Add columns of vectors; each text is encoded once.
+    """Add columns of vectors; each different text of these rows is encoded once.
 
     Args:
         frame: raw rows with the columns of texts.
