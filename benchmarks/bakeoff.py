@@ -420,7 +420,7 @@ class Bakeoff:
                 "seeds": len(lines),
                 "trials": lines[0].get("trials", 0),
                 "cpu_seconds": float(np.mean([line["cpu_seconds"] for line in lines])),
-                "call_cpu_ms": lines[0]["call_cpu_ms"],
+                "call_cpu_ms": float(np.median([line["call_cpu_ms"] for line in lines])),
                 "deviation": {
                     " ".join(key): float(np.std([one[0] for one in values]))
                     for key, values in found.items()
