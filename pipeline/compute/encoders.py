@@ -40,19 +40,17 @@ def encode(frame: pl.DataFrame, rules: Mapping[str, Encoded], where: str) -> pl.
 
 def _vectors(by: str, texts: list[str], where: str) -> list[list[float]]:
     function = _function(by, where)
-    if not texts:
+    count = len(texts)
+    if not count:
         return []
     try:
         vectors = np.asarray(function(texts), dtype=np.float32)
-    except Exception as error:  # the user's code may raise anything
-        reason = " ".join(str(error).split())
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise DataError(f"{where} failed on {count} texts: {_told(error)}") from error
+    if vectors.ndim != 2 or len(vectors) != count:
         raise DataError(
-            f"{where} failed on {len(texts)} texts: {type(error).__name__}: {reason}"
-        ) from error
-    if vectors.ndim != 2 or len(vectors) != len(texts):
-        raise DataError(
-            f"{where}: expected an array of {len(texts)} vectors, one for each text, received one "
-            f"of the shape {vectors.shape}"
+            f"{where}: expected an array of {count} vectors, one for each text, received one of "
+            f"the shape {vectors.shape}"
         )
     found: list[list[float]] = vectors.tolist()
     return found
@@ -62,10 +60,10 @@ def _function(by: str, where: str) -> Callable[[list[str]], Any]:
     module, _, name = by.partition(":")
     try:
         found = importlib.import_module(module)
-    except Exception as error:  # as above: a module runs when it is imported
+    except (Exception, SystemExit) as error:  # a module runs when it is imported
         raise DataError(
-            f"{where}: cannot import {module!r} ({type(error).__name__}: {error}); install it, or "
-            "name its folder in PYTHONPATH"
+            f"{where}: cannot import {module!r} ({_told(error)}); install it, or name its folder "
+            "in PYTHONPATH"
         ) from error
     function = getattr(found, name, None)
     if not callable(function):
@@ -73,3 +71,8 @@ def _function(by: str, where: str) -> Callable[[list[str]], Any]:
         raise DataError(f"{where}: {module} has no function {name!r}; {hint}".rstrip("; "))
     called: Callable[[list[str]], Any] = function
     return called
+
+
+def _told(error: BaseException) -> str:
+    """The error's kind and message, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")

@@ -33,6 +33,21 @@ def few(texts):
 def broken(texts):
     raise RuntimeError("no\\nweights")
 
+def silent(texts):
+    raise ValueError
+
+def leaves(texts):
+    raise SystemExit(3)
+
+def ragged(texts):
+    return [[1, 2], [3]]
+
+def one_by_one(texts):
+    return (len(text) for text in texts)
+
+def words(texts):
+    return texts
+
 def unbounded(texts):
     return [[1, float("inf")] for _ in texts]
 
@@ -140,6 +155,11 @@ def test_derived_columns_are_encoded(data: Path) -> None:
         ("my_encoders:nothing", "my_encoders has no function 'nothing'"),
         ("my_encoders:few", r"expected an array of 2 vectors, .* received one of the shape \(1, 2"),
         ("my_encoders:broken", "my_encoders:broken failed on 2 texts: RuntimeError: no weights$"),
+        ("my_encoders:silent", "my_encoders:silent failed on 2 texts: ValueError$"),
+        ("my_encoders:leaves", "my_encoders:leaves failed on 2 texts: SystemExit: 3$"),
+        ("my_encoders:ragged", "my_encoders:ragged failed on 2 texts: ValueError: .*sequence"),
+        ("my_encoders:one_by_one", "my_encoders:one_by_one failed on 2 texts: TypeError: .*"),
+        ("my_encoders:words", "my_encoders:words failed on 2 texts: ValueError: .*"),
         ("my_encoders:wide", "items.csv: line 2: cover: expected a vector of 2 numbers, .* of 3"),
         ("my_encoders:unbounded", "items.csv: line 2: cover: expected finite numbers"),
     ],
