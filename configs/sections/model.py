@@ -361,7 +361,8 @@ class ExportConfig(Frozen):
     """The SavedModel version."""
 
     parity_tolerance: float = Field(1e-5, gt=0)
-    """Largest relative difference from the Keras model's scores."""
+    """Largest relative difference from the Keras model's scores; of a probability p, that of
+    p * max(1, -ln p)."""
     hardening_tolerance: float = Field(0.005, ge=0)
     """Largest loss of a task's AUC (or relative rise of its RMSE) by hardening a gate. Judged on
     the validation split: export is refused where the whole 95 % interval of the loss is beyond it;

@@ -1,7 +1,9 @@
 """Parity: a version is published only if it scores rows as the Keras model does.
 
-A probability is compared relative to itself.  Any other score is compared relative to the larger of
-itself and the standard deviation of the scores: a sum near zero has no relative precision.
+A probability p is compared relative to p * max(1, -ln p).  For small p, ln p is a sum, which has
+the relative precision of float32: that of 0.001 is -7, so that p itself has a seventh of it.  Any
+other score is compared relative to the larger of itself and the standard deviation of the scores: a
+sum near zero has no relative precision.
 """
 
 from collections.abc import Mapping
@@ -64,11 +66,12 @@ def relative_differences(
     if not len(worst):  # nor a standard deviation
         return worst
     for name, value in expected.items():
-        scale = np.abs(value)
-        if name not in contract.tasks or contract.tasks[name].type == "regression":
-            scale = np.maximum(scale, value.std())
         difference = np.abs(np.asarray(received[name], np.float64) - value)
         with np.errstate(divide="ignore", invalid="ignore"):
+            if name in contract.tasks and contract.tasks[name].type == "binary":
+                scale = value * np.maximum(1, -np.log(value))
+            else:
+                scale = np.maximum(np.abs(value), value.std())
             ratio = np.where(difference == 0, 0.0, difference / scale)
         worst = np.maximum(worst, np.where(np.isnan(ratio), np.inf, ratio))
     return worst
