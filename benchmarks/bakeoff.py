@@ -371,6 +371,7 @@ class Bakeoff:
         from multigate.model.data.rows import read_rows
         from multigate.model.evaluation.against_baseline import (
             TRANSFORMED,
+            WITHIN,
             measure_binary,
             measure_regression,
         )
@@ -411,10 +412,11 @@ class Bakeoff:
                         found.setdefault((name, metric), []).append(values)
                         parts[name, metric] = part
             of_seeds = {key: np.mean(values, axis=0) for key, values in found.items()}
-            areas = [values for (_, metric), values in of_seeds.items() if metric == "auc"]
-            if areas:
-                of_seeds["mean of binary tasks", "auc"] = np.mean(areas, axis=0)
-                parts["mean of binary tasks", "auc"] = np.zeros(len(rows))
+            for mean in ("auc", WITHIN):
+                areas = [values for (_, metric), values in of_seeds.items() if metric == mean]
+                if areas:
+                    of_seeds["mean of binary tasks", mean] = np.mean(areas, axis=0)
+                    parts["mean of binary tasks", mean] = np.zeros(len(rows))
             replicates[contender] = of_seeds
             cost[contender] = {
                 "seeds": len(lines),

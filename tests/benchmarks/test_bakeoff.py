@@ -87,6 +87,12 @@ def test_every_contender_is_measured_on_the_same_rows(bakeoff: Any, made: Any) -
     assert entry["lightgbm"]["candidate"] == entry["ours"]["candidate"]
     assert entry["ours"]["production"] is None
     assert found["cost"]["lightgbm"]["seeds"] == 2
+    means = found["tasks"].pop("mean of binary tasks")
+    assert set(means) == {"auc", "gauc"}
+    for metric, mean in means.items():
+        each = [one[metric] for one in found["tasks"].values() if metric in one]
+        values = [one["lightgbm"]["production"]["value"] for one in each]
+        assert mean["lightgbm"]["production"]["value"] == pytest.approx(np.mean(values))
     text = bakeoff.markdown(found)
     assert text.startswith("| demo, test | ours | lightgbm |\n| --- | --- | --- |\n")
     assert f"| {task}, AUC | {entry['ours']['candidate']['value']:.4f} | " in text
