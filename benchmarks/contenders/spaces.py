@@ -10,7 +10,6 @@ TREES = ("lightgbm", "catboost")
 NETWORKS = ("dcn", "mmoe", "ple", "din", "tabm")
 PER_TASK = (*TREES, *(name + WITHOUT_RATES for name in TREES))
 """Contenders with one model, and so one setting, for each task."""
-CONTENDERS = (*PER_TASK, *NETWORKS)
 
 _NETWORK: dict[str, list[Any]] = {
     "embedding_dim": [8, 16, 32],

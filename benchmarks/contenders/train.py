@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from spaces import CALL, CALLS, CONTENDERS, NETWORKS, TREES, WITHOUT_RATES
+from spaces import CALL, CALLS, NETWORKS, SPACES, TREES, WITHOUT_RATES
 from table import Data, Predict
 
 Train = Callable[[Data, dict[str, Any], int, int], Predict]
@@ -47,7 +47,7 @@ def train_of(contender: str) -> Train:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("contender", choices=CONTENDERS)
+    arguments.add_argument("contender", choices=SPACES)
     arguments.add_argument("--data", type=Path, required=True, help="table that bakeoff.py wrote")
     arguments.add_argument("--setting", default="{}", help="JSON: one setting, or one by task")
     arguments.add_argument("--seed", type=int, default=0, help="of training")

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,14 +25,14 @@ PATH = Path(__file__).parents[2] / "benchmarks/bakeoff.py"
 
 @pytest.fixture(scope="module")
 def bakeoff() -> Iterator[Any]:
-    sys.path.insert(0, str(PATH.parent))
     spec = importlib.util.spec_from_file_location("bakeoff", PATH)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(PATH.parent))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PATH.parent)
+        spec.loader.exec_module(module)
+        yield module
 
 
 @pytest.fixture(scope="module")

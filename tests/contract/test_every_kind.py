@@ -182,26 +182,26 @@ def write_log(folder: Path, days: int = DAYS) -> Path:
 class Everything:
     """The log, its examples and an undisturbed training."""
 
-    def __init__(self, root: Path, helper: dict[str, Any]) -> None:
-        values = SETTINGS | {"train": SETTINGS["train"] | {"teacher": None} | helper}
+    def __init__(self, root: Path, changes: dict[str, Any]) -> None:
+        values = SETTINGS | {"train": SETTINGS["train"] | changes}
         self.config = parse(Config, values, "everything.yaml")
         self.logs, self.examples, self.out = write_log(root / "logs"), root / "examples", root / "c"
         job.run(self.config, self.logs, self.examples)
         train.train(self.config, self.examples, self.out, progress=False)
 
 
-# A teacher and a term within requests exclude each other. A listwise term draws nothing.
-HELPERS: dict[str, dict[str, Any]] = {
-    "teacher": {"teacher": {"folds": 2}},
-    "ranking": {"ranking": {"kind": "pairwise", "weight": 0.3}},
+# A teacher and a term within requests exclude each other.
+TRAININGS: dict[str, dict[str, Any]] = {
+    "teacher": {},
+    "ranking": {"teacher": None, "ranking": {"kind": "pairwise", "weight": 0.3}},
 }
 
 
-@pytest.fixture(scope="module", params=HELPERS)
+@pytest.fixture(scope="module", params=TRAININGS)
 def everything(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Everything:
-    return Everything(tmp_path_factory.mktemp("everything"), HELPERS[request.param])
+    return Everything(tmp_path_factory.mktemp("everything"), TRAININGS[request.param])
 
 
 def values_of(model: Any, field: str) -> set[str]:

@@ -13,8 +13,6 @@ from multigate.configs.sections.pipeline import SideTable
 
 PAGE = (Path(__file__).parents[2] / "docs/modelling.md").read_text()
 BLOCKS = re.findall(r"```(yaml|python)\n(.*?)```", PAGE, re.DOTALL)
-
-
 YAML = [yaml.safe_load(text) for kind, text in BLOCKS if kind == "yaml"]
 
 
