@@ -35,7 +35,7 @@ from multigate.candidates.retrieval import Retrieval
 from multigate.candidates.training import load
 from multigate.configs import progress
 from multigate.configs.contract import IdFeature, IdListFeature
-from multigate.configs.errors import ExportError
+from multigate.configs.errors import ExportError, one_line
 from multigate.configs.files import SPLITS, ExamplesFolder, new_folder, write_json
 from multigate.configs.version_folders import new_version
 from multigate.model.data.encoding import Encoder
@@ -151,7 +151,7 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
             write_json(extra / "metrics.json", metrics)
             write_json(extra / "golden.json", golden)
     except (OSError, tf.errors.OpError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise ExportError(
             f"{target}: could not be written: {reason}; nothing was published; make room or choose "
             "another folder, then export again"

@@ -10,7 +10,7 @@ from multigate.candidates.evaluation import Questions
 from multigate.candidates.keras2 import tf
 from multigate.candidates.pairs import Catalogue, Pairs
 from multigate.configs.contract import Contract, FrozenContract
-from multigate.configs.errors import ModelError
+from multigate.configs.errors import ModelError, one_line
 from multigate.model.data.raw import Raw, raw_values, take
 
 SIGNATURE = "retrieve"
@@ -92,8 +92,8 @@ def load_version(folder: Path, signature: str) -> tf.Module:
     try:
         model = tf.saved_model.load(str(folder))
     except (OSError, tf.errors.OpError) as error:
-        reason = " ".join(str(error).split())
-        raise ModelError(f"{folder}: expected an exported version: {reason:.200}") from None
+        reason = one_line(error)
+        raise ModelError(f"{folder}: expected an exported version: {reason}") from None
     if signature not in model.signatures:
         raise ModelError(
             f"{folder}: expected a version with signature {signature!r}, received "

@@ -33,7 +33,7 @@ from multigate.configs.contract import (
     TextFeature,
     VectorFeature,
 )
-from multigate.configs.errors import ModelError
+from multigate.configs.errors import ModelError, one_line
 from multigate.configs.files import ExamplesFolder, new_folder, write_json
 from multigate.configs.lineage import check_contract
 from multigate.model.data.encoding import Encoder
@@ -122,7 +122,7 @@ def load(folder: Path) -> tuple[Retrieval, Config, FrozenContract]:
         with (folder / WEIGHTS).open("rb") as content, np.load(content) as file:
             arrays = dict(file)
     except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise ModelError(
             f"{folder}: {reason}; expected a folder that `multigate candidates train` wrote"
         ) from None

@@ -4,7 +4,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from multigate.configs.config import Config
-from multigate.configs.errors import ConfigError
+from multigate.configs.errors import ConfigError, one_line
 from multigate.configs.sections.gates import Softmax
 
 SHARED_BOTTOM, SINGLE_TASK = "shared_bottom", "single_task"
@@ -35,7 +35,7 @@ def require_library(name: str | None) -> None:
     try:
         import_module(name)
     except (ImportError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         missing = " (Debian and Ubuntu: `apt-get install libgomp1`)" if "libgomp" in reason else ""
         raise ConfigError(
             f"baseline {name}: the package is installed but cannot be loaded: {reason}; install "

@@ -250,15 +250,21 @@ class Config(Frozen):
                 readers = {
                     name: feature.kind
                     for name, feature in self.contract.features.items()
-                    if getattr(feature, "source", None) == source
-                    and (getattr(feature, "column", None) or name) == column
+                    if feature.source == source and (feature.column or name) == column
                 }
                 if not readers or set(readers.values()) != {"vector"}:
                     kinds = (f"{name!r} of kind {kind}" for name, kind in readers.items())
+                    elsewhere = (
+                        f"; {name!r} reads a column of that name of {feature.source}"
+                        for name, feature in self.contract.features.items()
+                        if not readers
+                        and feature.kind == "vector"
+                        and (feature.column or name) == column
+                    )
                     raise contradiction(
                         f"pipeline.{source}.encode.{column}: expected features of kind vector with "
                         f"source: {source} that read this column, received "
-                        f"{', '.join(kinds) or 'none'}"
+                        f"{', '.join(kinds) or 'none'}{next(elsewhere, '')}"
                     )
 
     def _check_closing(self) -> None:

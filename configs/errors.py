@@ -14,6 +14,20 @@ expected, what was received and what to do.
 """
 
 
+def one_line(error: BaseException, most: int = 300) -> str:
+    """An error's message in one line of at most that many characters; its kind where it has none.
+
+    Libraries put several lines, and whatever bytes they were given, into theirs.
+    """
+    try:
+        message = str(error)
+    except Exception:  # a message that cannot be made must not hide the error
+        message = ""
+    line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
+    line = line or type(error).__name__
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
 class MultigateError(Exception):
     """Base class; the user reads its message as it is."""
 

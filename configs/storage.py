@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from multigate.configs.errors import DataError
+from multigate.configs.errors import DataError, one_line
 
 _ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<bucket>[^/]*)/*(?P<key>.*)", re.S)
 _SCHEMES = ("s3", "gs")
@@ -365,7 +365,7 @@ def plain_failures(address: Address, done: str) -> Iterator[None]:
 
 def _reason(address: Address, error: OSError) -> str:
     """What went wrong, and what to do."""
-    text = " ".join(str(error).split())
+    text = one_line(error, 4000)
     found = _AWS_ERROR.search(text)
     code = found[1] if found is not None else ""
     bucket = address.key.partition("/")[0]

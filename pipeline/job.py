@@ -114,9 +114,13 @@ def run(
     usual = default_shuffle(options)
     local = (shuffle or usual) == "files"
     buckets = count_buckets(config, shards)
+    sides = {
+        source: tables.read_table(config, data, source, forgotten) for source in ("users", "items")
+    }
     identity = None
     if local:
-        made_of = (out, window, buckets, priors)
+        encoded = [tables.encoded(config, source, table) for source, table in sides.items()]
+        made_of = (out, window, buckets, priors, encoded)
         identity = stage_records.identity(config, data, shards, forgotten, before, *made_of)
     with new_examples(out, identity) as made:
         if made.resumed:
@@ -129,7 +133,7 @@ def run(
         folder = made.local if local else made.shared
         finished = made.work / "stages" if identity is not None else None
         plan = Plan(config, folder, out, buckets, carrier, window, finished, priors)
-        small = _small_tables(plan, _absolute(data), forgotten, before)
+        small = _small_tables(plan, _absolute(data), sides, forgotten, before)
         with _bar(plan, len(shards), here=usual == "files"):
             _run_beam(shards, plan, small, options)
         facts = RunFacts.read(plan.facts)
@@ -187,9 +191,13 @@ def default_shuffle(options: list[str]) -> Literal["files", "beam"]:
 
 
 def _small_tables(
-    plan: Plan, data: Place, forgotten: pl.Series | None, before: totals.Found | None
+    plan: Plan,
+    data: Place,
+    sides: dict[str, pl.DataFrame | None],
+    forgotten: pl.Series | None,
+    before: totals.Found | None,
 ) -> Tables:
-    """The functions that make the side tables' parcels; reads each table once, to fail early.
+    """The functions that make the side tables' parcels; takes the tables out of `sides`.
 
     Where rows travel through Beam, workers read the tables again: a table within the job's
     description would make it too large to submit.
@@ -198,12 +206,12 @@ def _small_tables(
     if forgotten is not None:
         parcel = plan.carrier.whole(forgotten.to_frame("user"), "forgotten", 0)
         found["forgotten"] = partial(_given, parcel)
-    for source in ("users", "items"):
-        table = _read_table(plan, data, source, forgotten)
-        if table is not None:
-            again = partial(_read_table, plan, data, source, forgotten)
-            local = isinstance(plan.carrier, LocalFiles)
-            found[source] = partial(_given, table) if local else again
+    for source in list(sides):
+        table = sides.pop(source)
+        if table is not None and isinstance(plan.carrier, LocalFiles):
+            found[source] = partial(_given, _parcel(plan, source, table))
+        elif table is not None:
+            found[source] = partial(_read_table, plan, data, source, forgotten)
         if before is not None and totals.since_of(plan) is not None:
             found[f"totals/{source}"] = partial(_read_totals, plan, before, source)
     return found
@@ -219,11 +227,11 @@ def _given(parcel: Parcel) -> Parcel:
 
 
 def _read_table(plan: Plan, data: Place, source: str, forgotten: pl.Series | None) -> Parcel | None:
-    table = tables.read_table(plan.config, data, source)
-    if table is None:
-        return None
-    if source == "users":
-        table = erasure.without(table, plan.config.contract.user, forgotten)
+    table = tables.read_table(plan.config, data, source, forgotten)
+    return None if table is None else _parcel(plan, source, table)
+
+
+def _parcel(plan: Plan, source: str, table: pl.DataFrame) -> Parcel:
     # A kind of its own: buckets of users hand on parcels of the kind `users`.
     return plan.carrier.whole(table, f"table/{source}", 0)
 

@@ -13,12 +13,13 @@ from multigate.configs.sections.log import CsvFormat, EventLog, Format, Log, Pat
 class Encoded(Frozen):
     """A column of vectors that a Python function of yours makes of a column of texts."""
 
-    text: str = Field(examples=["title"])
-    """The column of texts, of the files or of `derive`. An empty text has no vector."""
-    by: str = Field(pattern=r"^[\w.]+:\w+$", examples=["encoders:titles"])
-    """`module:function`. The function gets a list of N different texts and returns N vectors, as an
-    array or a list of lists. Python must find the module (`PYTHONPATH`), on an engine's workers
-    too."""
+    text: str = Field(min_length=1, examples=["title"])
+    """The column of texts, of the files or of `derive`; of a list, its values with `|` between
+    them. An empty text has no vector."""
+    by: str = Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$", examples=["encoders:titles"])
+    """`module:function`. The function gets a list of at most 1024 different texts and returns as
+    many vectors, as an array or a list of lists. Python must find the module (`PYTHONPATH`), on
+    an engine's workers too."""
 
 
 class SideTable(Frozen):
@@ -47,6 +48,12 @@ class SideTable(Frozen):
     def _check(self) -> "SideTable":
         for name in sorted(self.encode.keys() & self.derive.keys()):
             raise contradiction(f"encode.{name}: derive makes a column of that name, too")
+        for key in ("key", "time"):
+            if getattr(self, key) in self.encode:
+                raise contradiction(
+                    f"encode.{getattr(self, key)}: {key} reads a column of that name, which would "
+                    "hold vectors; give the vectors another name"
+                )
         return self
 
     def sources(self, names: set[str]) -> set[str]:

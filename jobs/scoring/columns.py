@@ -13,7 +13,7 @@ from multigate.configs.contract import (
     NumberFeature,
     VectorFeature,
 )
-from multigate.configs.errors import DataError
+from multigate.configs.errors import DataError, one_line
 from multigate.configs.sections.nearest import did_you_mean, listed
 
 Columns: TypeAlias = "Mapping[str, Any] | pa.Table"
@@ -104,8 +104,8 @@ def _typed(name: str, feature: Any, values: Any) -> pa.ChunkedArray:
             if pc.any(pc.is_inf(found)).as_py():
                 raise DataError(f"feature {name!r}: expected finite numbers, received infinity")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"feature {name!r}: expected values of {wanted}: {reason:.200}") from None
+        reason = one_line(error)
+        raise DataError(f"feature {name!r}: expected values of {wanted}: {reason}") from None
     return found
 
 

@@ -12,7 +12,7 @@ import pyarrow.json as pajson
 import pyarrow.parquet as pq
 
 from multigate.configs.contract import Contract
-from multigate.configs.errors import DataError
+from multigate.configs.errors import DataError, one_line
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.storage import Place
 from multigate.jobs.scoring.columns import arrow_type
@@ -70,8 +70,8 @@ def read_parts(path: Place, contract: Contract) -> Iterator[pa.Table]:
             for batch in reader:
                 yield pa.Table.from_batches([batch])
     except pa.ArrowException as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path}: cannot be read as {kind[1:]}: {reason:.300}") from None
+        reason = one_line(error)
+        raise DataError(f"{path}: cannot be read as {kind[1:]}: {reason}") from None
 
 
 def _source(path: Place) -> Any:
@@ -110,8 +110,8 @@ def split_parts(examples: Path, split: str) -> Iterator[pa.Table]:
                 for batch in file.iter_batches(_ROWS):
                     yield pa.Table.from_batches([batch])
         except pa.ArrowException as error:
-            reason = " ".join(str(error).split())
-            raise DataError(f"{path}: cannot be read as Parquet: {reason:.300}") from None
+            reason = one_line(error)
+            raise DataError(f"{path}: cannot be read as Parquet: {reason}") from None
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from multigate.configs.contract import (
     TextFeature,
     VectorFeature,
 )
-from multigate.configs.errors import DataError
+from multigate.configs.errors import DataError, one_line
 from multigate.model.data.encoding import as_ids, vectors
 from multigate.model.data.ngrams import words
 from multigate.model.data.rows import Rows, read_rows
@@ -346,7 +346,7 @@ def _joined(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _wrong_type(rows: Rows, name: str, column: pa.Array, error: Exception) -> DataError:
-    reason = " ".join(str(error).split())[:200]
+    reason = one_line(error)
     return DataError(
         f"{rows.source}: column {name!r}: type {column.type} does not fit the contract: {reason}; "
         "build the examples again"

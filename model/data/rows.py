@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from multigate.configs.contract import Contract
-from multigate.configs.errors import DataError
+from multigate.configs.errors import DataError, one_line
 from multigate.configs.files import LABEL, REQUEST, SPLITS, ExamplesFolder
 from multigate.configs.sections.nearest import did_you_mean, listed
 
@@ -117,7 +117,7 @@ def read_rows(examples: Path, split: str, columns: list[str] | None = None) -> R
     try:
         tables = [pq.read_table(path, columns=columns) for path in paths]
     except pa.ArrowInvalid as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise DataError(f"{folder}: not Parquet: {reason}; build the examples again") from None
     if not sum(table.num_rows for table in tables):
         raise DataError(

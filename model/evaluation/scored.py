@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multigate.configs.contract import Contract, FrozenContract
-from multigate.configs.errors import ModelError
+from multigate.configs.errors import ModelError, one_line
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.sections.model import CalibrationMethod
 from multigate.model.checkpoints import checkpoint as checkpoints
@@ -178,7 +178,7 @@ class _Version:
             self._model = tf.saved_model.load(str(folder))
             self._signature = self._model.signatures["serving_default"]
         except (OSError, KeyError, tf.errors.OpError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error)
             raise ModelError(f"{folder}: cannot be loaded: {reason}; export anew") from None
 
     def __call__(self, rows: Rows) -> Scored:

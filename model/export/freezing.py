@@ -14,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
+from multigate.configs.errors import one_line
+
 MAX_BYTES = 64 << 20
 """Of the variables.  Each signature that runs has its own copy of the constants in memory, and a
 graph can hold 2 GiB at most."""
@@ -56,8 +58,8 @@ def freeze(folder: Path, max_bytes: int = MAX_BYTES) -> bool:
             with tf.Graph().as_default():
                 tf.import_graph_def(constants, name="")
         except Exception as error:  # such as for a gather from a variable in a nested function
-            reason = " ".join(str(error).split())
-            log.info("%s: cannot be frozen, keeps its variables: %.300s", folder, reason)
+            reason = one_line(error)
+            log.info("%s: cannot be frozen, keeps its variables: %s", folder, reason)
             return False
     saved = saved_model_pb2.SavedModel.FromString((folder / _GRAPH).read_bytes())
     (meta_graph,) = saved.meta_graphs

@@ -27,6 +27,7 @@ from multigate.configs.files import (
     ExamplesFolder,
 )
 from multigate.configs.sections.log import EventLog
+from multigate.configs.sections.pipeline import Encoded
 from multigate.configs.storage import Place, place
 from multigate.pipeline.audit import audit_labels, audit_rates, giveaway
 from multigate.pipeline.audit.recompute import (
@@ -43,6 +44,9 @@ from multigate.pipeline.core.columns import counters, entry_lists, history_featu
 from multigate.pipeline.read.erasure import read_list
 
 _SOURCES = ("users", "items")
+
+_ROUNDING = 1e-3
+"""Of an encoder that computes a text's vector again, of its largest number."""
 
 
 def audit(
@@ -100,8 +104,8 @@ def audit(
     )
     rated = config.contract.label_counters()
     tabled = {name: source for source in _SOURCES for name in table_features(config, source)}
-    tables = {source: read_table(config, data, source) for source in _SOURCES}
     forgotten = read_list(config, data, forget)
+    tables = {source: read_table(config, data, source, forgotten) for source in _SOURCES}
     lists = _lists(config)
     names = [*features, *rated, *tabled, *lists, *categories(config)]
     rows = _sample(config, folder, names, sample, seed)
@@ -173,6 +177,7 @@ def _check_table(
         DataError: an example holds something else.
     """
     key = config.contract.user if source == "users" else config.contract.item
+    rules = getattr(config.pipeline, source).encode
     by_id = groups(table.filter(pl.col(key).is_in([row[key] for row in rows])).to_dicts(), key)
     for row in rows:
         known: Row = {}
@@ -184,12 +189,36 @@ def _check_table(
             expected = known.get(name)
             if isinstance(feature, NumberFeature) and feature.age is not None:
                 expected = _age(expected, row[TIME])
-            if row[name] != expected:
+            by = rules.get(feature.column or name)
+            problem = _difference(expected, row[name], f"the {source} table as of {row[TIME]}", by)
+            if problem is not None:
                 where = f"{examples}: {row['split']}: {IMPRESSION} {row[IMPRESSION]}"
-                raise DataError(
-                    f"{where}: feature {name!r}: expected {expected!r} from the {source} "
-                    f"table as of {row[TIME]}, received {row[name]!r}"
-                )
+                raise DataError(f"{where}: feature {name!r}: {problem}")
+
+
+def _difference(expected: Any, received: Any, source: str, rule: Encoded | None) -> str | None:
+    """Say how a value differs from that of a side table; None where it does not.
+
+    A vector that an encoder made again may be rounded otherwise; of vectors, the first place that
+    differs is told.
+    """
+    if received == expected:
+        return None
+    if not isinstance(expected, list) or not isinstance(received, list):
+        return f"expected {expected!r} from {source}, received {received!r}"
+    again, made = np.asarray(expected, np.float64), np.asarray(received, np.float64)
+    if again.shape != made.shape:
+        return f"expected {len(again)} numbers from {source}, received {len(made)}"
+    allowed = 0.0 if rule is None else _ROUNDING * np.abs(again).max()
+    places = np.flatnonzero(~(np.abs(again - made) <= allowed))
+    if not len(places):
+        return None
+    at = places[0]
+    hint = "" if rule is None else f"; does {rule.by} give a text the same vector each time?"
+    return (
+        f"number {at + 1} of {len(again)}: expected {again[at]} from {source}, received "
+        f"{made[at]}{hint}"
+    )
 
 
 def _age(since: datetime | None, time: datetime | None) -> float | None:

@@ -1,5 +1,7 @@
 """Side tables of users and items: read whole, checked, and joined by id as of a time."""
 
+import hashlib
+import io
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +13,10 @@ from multigate.configs.sections.log import MixedFormat
 from multigate.configs.sections.nearest import did_you_mean, listed
 from multigate.configs.storage import Place
 from multigate.features import Timeline
-from multigate.pipeline.compute.encoders import encode
+from multigate.pipeline.compute.encoders import Encoders
 from multigate.pipeline.core.columns import id_type, table_features
+from multigate.pipeline.read import drift
 from multigate.pipeline.read.derive import derive
-from multigate.pipeline.read.drift import is_marker
 from multigate.pipeline.read.parse import parse_feature, parse_id, parse_time
 from multigate.pipeline.read.sources import Chunk, expand, read
 
@@ -25,8 +27,10 @@ SINCE = "table/since"
 """The column of a dated table that says from when on a row holds."""
 
 
-def read_table(config: Config, data: Place, source: str) -> pl.DataFrame | None:
-    """Read the side table `source` (`users` or `items`).
+def read_table(
+    config: Config, data: Place, source: str, forgotten: pl.Series | None = None
+) -> pl.DataFrame | None:
+    """Read the side table `source` (`users` or `items`), without the rows of users to forget.
 
     Returns:
         The key under the name of the user or item feature, `SINCE` where the table is dated, and
@@ -40,15 +44,21 @@ def read_table(config: Config, data: Place, source: str) -> pl.DataFrame | None:
     table = getattr(config.pipeline, source)
     if table is None:
         return None
-    optional = _optional(config, source)
+    wanted, optional = _wanted(config, source), _optional(config, source)
+    drift.check_rename(table.rename, wanted, f"pipeline.{source}.rename")
+    encoders = Encoders(table.encode, f"pipeline.{source}.encode")
     frames, given = [], set()
     for shard in expand(data, table.files):
-        if isinstance(table.format, MixedFormat) and is_marker(shard.name, table.files):
+        if isinstance(table.format, MixedFormat) and drift.is_marker(shard.name, table.files):
             continue
-        for chunk in read(shard, table.format, _wanted(config, source), rename=table.rename):
+        for chunk in read(shard, table.format, wanted, rename=table.rename):
             given |= set(chunk.columns)
             if len(chunk.line) or len(chunk.rejects):
-                frames.append(_typed(chunk, config, source, shard.name, optional))
+                raw = _raw(chunk, config, source, shard.name, optional)
+                if source == "users" and forgotten is not None:
+                    ids = parse_id(raw[table.key], id_type(config, config.contract.user)).values
+                    raw = raw.filter(~ids.is_in(forgotten.implode()).fill_null(False))
+                frames.append(_typed(encoders.add(raw), config, source, shard.name))
     if not frames:
         raise DataError(f"pipeline.{source}: {', '.join(table.files)}: the table has no rows")
     for name in sorted(optional - given):
@@ -69,6 +79,22 @@ def read_table(config: Config, data: Place, source: str) -> pl.DataFrame | None:
             f"{' and '.join(n for n in (table.key, table.time) if n)}; expected one row per {per}"
         )
     return rows.select(names).sort(*keys)
+
+
+def encoded(config: Config, source: str, table: pl.DataFrame | None) -> str | None:
+    """A digest of the vectors that encoders made; None where there are none.
+
+    A run that goes on where another one was killed must not mix the vectors of two encoders: no
+    file's time says that a model or a library has changed.
+    """
+    rules = getattr(config.pipeline, source)
+    if table is None or not rules.encode:
+        return None
+    features = table_features(config, source)
+    names = [name for name, one in features.items() if (one.column or name) in rules.encode]
+    with io.BytesIO() as written:
+        table.select(names).write_ipc(written, compression="uncompressed")
+        return hashlib.sha256(written.getbuffer()).hexdigest()
 
 
 def hint(config: Config, data: Place, column: str) -> str:
@@ -96,15 +122,13 @@ def _optional(config: Config, source: str) -> set[str]:
     allowing = {f.column or n for n, f in features.items() if f.missing != "error"}
     needed = {f.column or n for n, f in features.items() if f.missing == "error"}
     needed |= {table.key} if table.time is None else {table.key, table.time}
-    return set(table.sources(allowing) - table.sources(needed))
+    optional: set[str] = table.sources(allowing) - table.sources(needed)
+    return optional
 
 
-def _typed(
-    chunk: Chunk, config: Config, source: str, file: str, optional: set[str]
-) -> pl.DataFrame:
-    """A typed piece of a table; `_WHERE` names each row's file and line."""
+def _raw(chunk: Chunk, config: Config, source: str, file: str, optional: set[str]) -> pl.DataFrame:
+    """A piece of a table with the derived columns beside its own; `_WHERE` has each row's line."""
     table, where = getattr(config.pipeline, source), f"pipeline.{source}: {file}"
-    key = getattr(config.contract, _KEY[source])
     if len(chunk.rejects):
         line, reason, _ = chunk.rejects.row(0)
         raise DataError(f"{where}: line {line}: {reason}")
@@ -121,7 +145,13 @@ def _typed(
     zone = config.pipeline.log.time_zone
     whole = replace(chunk, frame=frame)
     frame = derive(whole, table.derive, table.time_unit, None, zone).frame
-    frame = encode(frame, table.encode, f"pipeline.{source}.encode")
+    return frame.with_columns(chunk.line.alias(_WHERE))
+
+
+def _typed(frame: pl.DataFrame, config: Config, source: str, file: str) -> pl.DataFrame:
+    """A typed piece of a table; `_WHERE` names each row's file and line."""
+    table, where = getattr(config.pipeline, source), f"pipeline.{source}: {file}"
+    key, zone = getattr(config.contract, _KEY[source]), config.pipeline.log.time_zone
     parsed = {key: parse_id(frame[table.key], id_type(config, key))}
     needed = {key: table.key}
     if table.time is not None:
@@ -129,7 +159,8 @@ def _typed(
         # If an item's later rows lacked a value, a negative could be drawn that lacks it. An
         # undated table has one answer for all times.
         needed |= {SINCE: table.time, **{name: name for name in required(config, source)}}
-    for name, feature in table_features(config, source).items():
+    features = table_features(config, source)
+    for name, feature in features.items():
         parsed[name] = parse_feature(frame[feature.column or name], feature, zone)
     for name, column in parsed.items():
         wrong = column.reasons.is_not_null()
@@ -139,8 +170,10 @@ def _typed(
         if len(at):
             reason = column.reasons[at[0]] or "missing; every row needs it"
             shown = needed.get(name, name)
-            raise DataError(f"{where}: line {chunk.line[at[0]]}: {shown}: {reason}")
-    lines = chunk.line.cast(pl.String)
+            rule = None if name not in features else table.encode.get(features[name].column or name)
+            made = "" if rule is None else f", made by {rule.by}"
+            raise DataError(f"{where}: line {frame[_WHERE][at[0]]}: {shown}: {reason}{made}")
+    lines = frame[_WHERE].cast(pl.String)
     return pl.DataFrame(
         [*(column.values.alias(name) for name, column in parsed.items())]
     ).with_columns((f"{file}: line " + lines).alias(_WHERE))

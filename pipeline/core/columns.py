@@ -5,6 +5,7 @@ import pyarrow as pa
 
 from multigate.configs import Config, ConfigError
 from multigate.configs.contract import VISIT, Feature, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.errors import one_line
 from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME, WEIGHT
 from multigate.configs.sections.labels import ColumnLabel, DwellLabel, EventLabel, RatioLabel
 from multigate.configs.sections.log import EventLog
@@ -221,7 +222,7 @@ def _check_pattern(name: str, pattern: str) -> None:
     try:
         pl.Series([""]).str.extract(pattern, 1)
     except pl.exceptions.ComputeError as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise ConfigError(f"contract.features.{name}.pattern: {pattern!r}: {reason}") from None
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from multigate.configs.errors import one_line
 from multigate.configs.storage import Place
 from multigate.pipeline.read.places import buffering, size
 
@@ -70,7 +71,7 @@ class Stream:
         try:
             return bytes(self._read(self._piece))
         except _FAILURES as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = one_line(error)
             why = f"damaged file, the rest of it was not read: {reason}"
             raise DamagedError(why, self._lost()) from None
 
@@ -146,7 +147,7 @@ def open_range(path: Place, start: int, stop: int, buffer: int) -> Iterator[Stre
 
 
 def _unopened(error: Exception) -> DamagedError:
-    reason = " ".join(str(error).split())
+    reason = one_line(error)
     return DamagedError(f"damaged file, nothing of it was read: {reason}")
 
 

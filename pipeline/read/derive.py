@@ -64,13 +64,13 @@ def derive(
         other = rule.reads_derived(name, rules)
         given = [made[one] if one in other else raw(one) for one in rule.sources]
         if rule.join is not None:
-            values = _joined([_filled(one) for one in given], rule.separator)
+            values = _joined([filled(one) for one in given], rule.separator)
         elif rule.coalesce is not None:
             values = first_present(given, rule.empty or ())
         elif rule.lower is not None:
-            values = _filled(raw(rule.lower)).str.to_lowercase()
+            values = filled(raw(rule.lower)).str.to_lowercase()
         elif rule.extract is not None:
-            values = _filled(raw(rule.extract)).str.extract(str(rule.pattern), 1)
+            values = filled(raw(rule.extract)).str.extract(str(rule.pattern), 1)
         elif rule.first is not None:
             values = first(given[0], rule.separator)
         elif rule.number is not None:
@@ -103,7 +103,7 @@ def first(column: pl.Series, separator: str) -> pl.Series:
 
 def member(column: pl.Series, lists: pl.Series, separator: str) -> pl.Series:
     """1 where a text is in its row's list, 0 elsewhere, (N,); null where there is no text."""
-    frame = pl.DataFrame({"one": _filled(column), "of": as_lists(lists, separator)})
+    frame = pl.DataFrame({"one": filled(column), "of": as_lists(lists, separator)})
     found = pl.col("of").list.contains(pl.col("one")).fill_null(False).cast(pl.Int64)
     return frame.select(pl.when(pl.col("one").is_not_null()).then(found)).to_series()
 
@@ -111,7 +111,7 @@ def member(column: pl.Series, lists: pl.Series, separator: str) -> pl.Series:
 def first_present(columns: list[pl.Series], empty: Sequence[str] = ()) -> pl.Series:
     """The first text of each row that is none of `empty`, (N,); null where no column has one."""
     none = [one.strip().lower() for one in empty]
-    frame = pl.DataFrame([_filled(one).alias(str(at)) for at, one in enumerate(columns)])
+    frame = pl.DataFrame([filled(one).alias(str(at)) for at, one in enumerate(columns)])
     texts = [
         pl.when(~pl.col(one).str.to_lowercase().is_in(none)).then(one) for one in frame.columns
     ]
@@ -141,7 +141,7 @@ def number(column: pl.Series) -> pl.Series:
         return column
     if column.dtype == pl.Duration:
         return _plain(column.dt.total_microseconds() / 1e6)
-    text = _filled(column)
+    text = filled(column)
     if text.str.contains(r"(?i):|^[+-]?P").any():
         seconds = duration(text)
         text = _either(seconds.is_not_null(), _plain(seconds), text)
@@ -176,7 +176,7 @@ def duration(text: pl.Series) -> pl.Series:
 
 def flag(column: pl.Series, ones: Sequence[str]) -> pl.Series:
     """1 where a text is one of `ones`, 0 elsewhere, (N,); null where there is none."""
-    text = _filled(column).str.to_lowercase()
+    text = filled(column).str.to_lowercase()
     return text.is_in([one.strip().lower() for one in ones]).cast(pl.Int64)
 
 
@@ -185,7 +185,7 @@ def spelled_time(column: pl.Series, form: str) -> pl.Series:
 
     A text of another form stays as it is.
     """
-    text = _filled(column)
+    text = filled(column)
     zoned = "%z" in form
     if not any(one in form for one in ("%H", "%I", "%T", "%R", "%s")):
         read = text.str.to_date(form, strict=False).cast(pl.Datetime("us"))
@@ -211,7 +211,7 @@ def _plain(numbers: pl.Series) -> pl.Series:
     return _either(is_whole, whole.cast(pl.String), numbers.cast(pl.String))
 
 
-def _filled(column: pl.Series) -> pl.Series:
+def filled(column: pl.Series) -> pl.Series:
     """The column's texts without blanks around them; null where nothing is left."""
     return as_text(column).str.strip_chars().replace("", None)
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import polars as pl
 
-from multigate.configs import Config, DataError
+from multigate.configs import Config, ConfigError, DataError
 from multigate.configs.contract import IdFeature
 from multigate.configs.sections.derive import sources
 from multigate.configs.sections.log import (
@@ -80,6 +80,31 @@ def format_of(form: Format, name: str) -> Format:
         f"{name}: format mixed: expected a name that ends in .csv, .tsv, .txt, .jsonl, .ndjson, "
         ".json, .parquet or .orc; rename the file, or name its format and give it a glob of its own"
     )
+
+
+def check_rename(rename: Mapping[str, Sequence[str]], wanted: Sequence[str], where: str) -> None:
+    """Refuse earlier names that are of no use, or of a column that the configuration reads.
+
+    Args:
+        rename: the earlier names of columns.
+        wanted: the columns that the configuration reads.
+        where: the key, for messages.
+
+    Raises:
+        ConfigError: the first of them.
+    """
+    for name, earlier in rename.items():
+        if name not in wanted:
+            raise ConfigError(
+                f"{where}: expected columns that the configuration reads ({', '.join(wanted)}), "
+                f"received {name!r}"
+            )
+        for old in earlier:
+            if old in wanted:
+                raise ConfigError(
+                    f"{where}: {old!r} cannot be an earlier name of {name!r}: the configuration "
+                    "reads it as a column of its own"
+                )
 
 
 def renamed(frame: pl.DataFrame, rename: Mapping[str, Sequence[str]]) -> pl.DataFrame:

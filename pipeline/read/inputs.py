@@ -6,7 +6,7 @@ A log is one set of files, or two: impressions (such as the server's log) and fe
 from collections.abc import Iterator
 from dataclasses import replace
 
-from multigate.configs import Config, ConfigError
+from multigate.configs import Config
 from multigate.configs.contract import IdListFeature, VectorFeature
 from multigate.configs.sections.derive import Derived, Explode, sources, with_read
 from multigate.configs.sections.log import (
@@ -39,20 +39,8 @@ def shards(config: Config, data: Place) -> list[Shard]:
 
 def _files(config: Config, data: Place, patterns: tuple[str, ...], feedback: bool) -> list[Shard]:
     """The files of one side of the log, each of a known format."""
-    read_, given = wanted_columns(config, feedback), rename(config, feedback)
     where = f"pipeline.log.{'feedback.' if feedback else ''}rename"
-    for name, earlier in given.items():
-        if name not in read_:
-            raise ConfigError(
-                f"{where}: expected columns that the configuration reads ({', '.join(read_)}), "
-                f"received {name!r}"
-            )
-        for old in earlier:
-            if old in read_:
-                raise ConfigError(
-                    f"{where}: {old!r} cannot be an earlier name of {name!r}: the configuration "
-                    "reads it as a column of its own"
-                )
+    drift.check_rename(rename(config, feedback), wanted_columns(config, feedback), where)
     found, mixed = expand(data, patterns), form(config, feedback)
     if isinstance(mixed, MixedFormat):
         found = [shard for shard in found if not drift.is_marker(shard.name, patterns)]

@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from multigate.configs.errors import DataError
+from multigate.configs.errors import DataError, one_line
 from multigate.configs.sections.log import CsvFormat, Format, JsonLinesFormat, OrcFormat
 from multigate.configs.storage import Place
 from multigate.pipeline.read import drift, orc, parquet, places
@@ -389,7 +389,7 @@ def _read_orc(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
 
 def _damaged(error: Exception, line: int, missing: int, total: int) -> DamagedError:
     """The error of a file that is damaged at a row, counted from 1."""
-    reason = " ".join(str(error).split())[:200]
+    reason = one_line(error)
     rest = "the rest" if line > 1 else "nothing"
     read_ = "was not read" if line > 1 else "of it was read"
     lost = f"{missing} of {total} rows" if missing else "the whole file"

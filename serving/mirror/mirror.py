@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from multigate.configs.errors import DataError, ServingError
+from multigate.configs.errors import DataError, ServingError, one_line
 from multigate.configs.files import (
     in_use,
     put_away,
@@ -156,7 +156,7 @@ class Mirror:
                     finally:
                         self._clean()
         except (DataError, OSError) as error:
-            message = " ".join(str(error).split())
+            message = one_line(error)
             if message != self._problem:
                 LOG.error("model %s: %s; the versions that are here go on", self._model, message)
             self._problem = message
@@ -243,7 +243,7 @@ class Mirror:
                 "model %s: version %d is not copied: %s; tried again in %g s",
                 self._model,
                 number,
-                " ".join(str(error).split()),
+                one_line(error),
                 pause,
             )
             return False

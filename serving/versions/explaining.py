@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from multigate.configs.errors import one_line
 from multigate.explanation import arrays
 from multigate.explanation.document import BACKGROUND, PAIRS, SCORE, Explanation, explain
 from multigate.explanation.shapley import MOST_EXACT, Sources, rows_needed
@@ -91,9 +92,9 @@ def example_rows(
             if not largest or _count(rows) > _count(largest):
                 largest = rows
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise WrongStateError(
-            f"{path}: cannot be read for example rows to compare with: {reason:.300}; export the "
+            f"{path}: cannot be read for example rows to compare with: {reason}; export the "
             "version again, or compare with the other candidates"
         ) from None
     if not largest:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multigate.configs.contract import Contract, FrozenContract
-from multigate.configs.errors import MultigateError, ServingError
+from multigate.configs.errors import MultigateError, ServingError, one_line
 from multigate.serving.core.layout import Arrays, Layout, ranker_layouts
 from multigate.serving.runtime.dtypes import TensorSpec
 from multigate.serving.runtime.errors import ModelRuntimeError
@@ -119,15 +119,15 @@ class SavedModel:
         except ServingError as error:
             if session is not None:
                 session.close()
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             if isinstance(error, ModelRuntimeError):
-                reason = f"cannot be loaded: {reason:.300}; copy or export the version again"
+                reason = f"cannot be loaded: {reason}; copy or export the version again"
             raise LoadError(f"{folder}: {reason}") from error
         except Exception as error:  # such as a signature that is no message
             if session is not None:
                 session.close()
-            reason = " ".join(str(error).split())
-            raise LoadError(f"{folder}: cannot be loaded: {reason:.300}") from error
+            reason = one_line(error)
+            raise LoadError(f"{folder}: cannot be loaded: {reason}") from error
 
     def _check(self, name: str, layout: Layout) -> None:
         """Refuse a signature that differs from the contract's."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from multigate.configs.errors import one_line
 from multigate.serving.core.layout import DEFAULT, RANK, Arrays
 from multigate.serving.core.tensors import decode
 from multigate.serving.protos.tensorflow_messages import prediction_log_pb2
@@ -91,8 +92,8 @@ def warm_up(
     except LoadError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise LoadError(f"{path}: request {count}: cannot be replayed: {reason:.300}") from error
+        reason = one_line(error)
+        raise LoadError(f"{path}: request {count}: cannot be replayed: {reason}") from error
     for signature in saved_model.signatures.values():
         signature.called = False
     return count

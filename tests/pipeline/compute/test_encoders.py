@@ -13,11 +13,14 @@ from multigate.configs.errors import ConfigError, DataError
 from multigate.configs.files import SPLITS
 from multigate.configs.sections.base import parse
 from multigate.pipeline import job
+from multigate.pipeline.audit.audit import audit
 from multigate.pipeline.compute.tables import read_table
 from multigate.verbs.command import main
 
 T = 1_750_000_000
 ENCODER = """
+import numpy as np
+
 CALLS = []
 
 def titles(texts):
@@ -49,7 +52,46 @@ def words(texts):
     return texts
 
 def unbounded(texts):
-    return [[1, float("inf")] for _ in texts]
+    return [[1, 1e300] for _ in texts]
+
+def empty(texts):
+    return [[] for _ in texts]
+
+def dates(texts):
+    return np.zeros((len(texts), 2), "datetime64[s]")
+
+def imaginary(texts):
+    return np.zeros((len(texts), 2), complex)
+
+def absent(texts):
+    return None
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+def unspeakable(texts):
+    raise Unspeakable
+
+class Panic(BaseException):
+    pass
+
+def panics(texts):
+    raise Panic("\x1b[31m" + 1000 * "out of tokens ")
+
+def interrupted(texts):
+    raise KeyboardInterrupt
+
+def greedy(texts):
+    vectors = [[len(text), 0] for text in texts]
+    texts.clear()
+    return vectors
+
+def shaky(texts):
+    SHAKES.append(SHAKE)
+    return [[len(text) + (len(SHAKES) > 1) * SHAKE, 1] for text in texts]
+
+SHAKE, SHAKES = 0.0, []
 
 nothing = 3
 """
@@ -152,16 +194,28 @@ def test_derived_columns_are_encoded(data: Path) -> None:
         ),
         ("my_faulty:titles", r"cannot import 'my_faulty' .*absent_library.*"),
         ("my_encoders:title", "my_encoders has no function 'title'; did you mean 'titles'"),
-        ("my_encoders:nothing", "my_encoders has no function 'nothing'"),
-        ("my_encoders:few", r"expected an array of 2 vectors, .* received one of the shape \(1, 2"),
+        ("my_encoders:nothing", "expected a function, 'nothing' of my_encoders is of type int"),
+        ("my_encoders:few", r"expected an array of 2 vectors .* received list of the shape \(1, 2"),
+        ("my_encoders:empty", r"received list of the shape \(2, 0\)"),
+        ("my_encoders:absent", r"received NoneType of the shape \(\)"),
+        ("my_encoders:dates", r"received an array of datetime64\[s\]"),
+        ("my_encoders:imaginary", "received an array of complex128"),
+        ("my_encoders:unspeakable", "failed on 2 texts: Unspeakable$"),
+        ("my_encoders:panics", r"failed on 2 texts: Panic: \[31mout of .{,290}…$"),
         ("my_encoders:broken", "my_encoders:broken failed on 2 texts: RuntimeError: no weights$"),
         ("my_encoders:silent", "my_encoders:silent failed on 2 texts: ValueError$"),
         ("my_encoders:leaves", "my_encoders:leaves failed on 2 texts: SystemExit: 3$"),
-        ("my_encoders:ragged", "my_encoders:ragged failed on 2 texts: ValueError: .*sequence"),
-        ("my_encoders:one_by_one", "my_encoders:one_by_one failed on 2 texts: TypeError: .*"),
-        ("my_encoders:words", "my_encoders:words failed on 2 texts: ValueError: .*"),
-        ("my_encoders:wide", "items.csv: line 2: cover: expected a vector of 2 numbers, .* of 3"),
-        ("my_encoders:unbounded", "items.csv: line 2: cover: expected finite numbers"),
+        ("my_encoders:ragged", "of numbers, .*, received list: ValueError: .*sequence"),
+        ("my_encoders:one_by_one", r"received generator of the shape \(\)"),
+        ("my_encoders:words", r"received list of the shape \(2,\)"),
+        (
+            "my_encoders:wide",
+            "line 2: cover: expected a vector of 2 numbers, .* of 3, made by my_encoders:wide",
+        ),
+        (
+            "my_encoders:unbounded",
+            "cover: expected finite numbers.*, made by my_encoders:unbounded",
+        ),
     ],
 )
 def test_what_an_encoder_does_wrong_is_one_line(
@@ -180,6 +234,12 @@ def test_what_an_encoder_does_wrong_is_one_line(
         ({"encode": {"other": {"text": "title", "by": "m:f"}}}, "encode.other: .*received none"),
         ({"derive": {"cover": {"lower": "title"}}}, "encode.cover: derive makes a column"),
         ({"encode": {"cover": {"text": "title", "by": "m.f"}}}, "encode.cover.by"),
+        ({"encode": {"cover": {"text": "title", "by": "m.:f"}}}, "encode.cover.by"),
+        ({"encode": {"cover": {"text": "title", "by": "m:1"}}}, "encode.cover.by"),
+        ({"encode": {"cover": {"text": "", "by": "m:f"}}}, "encode.cover.text"),
+        ({"encode": {"": {"text": "title", "by": "m:f"}}}, "encode"),
+        ({"key": "cover"}, "encode.cover: key reads a column of that name"),
+        ({"time": "cover"}, "encode.cover: time reads a column of that name"),
     ],
 )
 def test_a_wrong_rule_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -193,6 +253,99 @@ def test_a_feature_of_another_kind_is_refused() -> None:
     given["contract"]["features"]["cover"] = feature
     with pytest.raises(ConfigError, match=r"features of kind vector .*received 'cover' of kind id"):
         parse(Config, given, "encoded.yaml")
+
+
+def test_a_vector_of_the_log_is_named() -> None:
+    given = values()
+    given["contract"]["features"]["cover"]["source"] = "log"
+    with pytest.raises(ConfigError, match=r"received none; 'cover' reads a column of .* of log$"):
+        parse(Config, given, "encoded.yaml")
+
+
+@pytest.mark.parametrize("name", ["name", "topic"])
+def test_texts_cannot_be_renamed_away(data: Path, name: str) -> None:
+    """Their column would be empty, and no vector made."""
+    with pytest.raises(ConfigError, match=r"pipeline.items.rename: "):
+        read_table(config(rename={name: ["title"]}), data, "items")
+
+
+def test_an_earlier_name_of_the_texts_is_read(data: Path) -> None:
+    path = data / "items.csv"
+    path.write_text(path.read_text().replace("title", "heading", 1))
+    read_table(config(rename={"title": ["heading"]}), data, "items")
+    assert sys.modules["my_encoders"].CALLS == [["Three trees", "Elm"]]
+
+
+def test_a_text_of_two_files_is_encoded_once(data: Path) -> None:
+    (data / "more.csv").write_text("item,title,topic\ne,Elm,x\nf,Oak,\n")
+    table = read_table(config(files=["items.csv", "more.csv"]), data, "items")
+    assert sys.modules["my_encoders"].CALLS == [["Three trees", "Elm"], ["Oak"]]
+    assert table is not None
+    found: dict[str, Any] = dict(table.select("item", "cover").rows())
+    assert (found["d"], found["e"], found["f"]) == ([3, 0], [3, 0], [3, 0])
+
+
+def test_a_call_has_at_most_1024_texts(data: Path) -> None:
+    rows = [f"i{at},text {at},x" for at in range(2500)]
+    (data / "items.csv").write_text("\n".join(["item,title,topic", *rows]) + "\n")
+    read_table(config(), data, "items")
+    calls = sys.modules["my_encoders"].CALLS
+    assert [len(call) for call in calls] == [1024, 1024, 452]
+    assert [text for call in calls for text in call] == [f"text {at}" for at in range(2500)]
+
+
+@pytest.mark.parametrize("names", [("title", "cover"), ("cover", "title")])
+def test_rules_read_the_files_texts_in_any_order(data: Path, names: tuple[str, str]) -> None:
+    """A rule never reads the vectors of another, whose column may have the name of its texts."""
+    given = values(encode={name: {"text": "title", "by": "my_encoders:titles"} for name in names})
+    features = given["contract"]["features"]
+    features["title"] = features["cover"]
+    table = read_table(parse(Config, given, "encoded.yaml"), data, "items")
+    assert table is not None
+    assert table["title"].to_list() == table["cover"].to_list() == [[11, 4], None, [11, 4], [3, 0]]
+    assert sys.modules["my_encoders"].CALLS == [["Three trees", "Elm"]]
+
+
+def test_an_encoder_may_change_its_list(data: Path) -> None:
+    table = read_table(config(**by("my_encoders:greedy")), data, "items")
+    assert table is not None
+    assert table["cover"].to_list() == [[11, 0], None, [11, 0], [3, 0]]
+
+
+def test_an_interrupt_is_no_failure_of_the_encoder(data: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        read_table(config(**by("my_encoders:interrupted")), data, "items")
+
+
+def test_no_encoder_sees_the_texts_of_users_to_forget(data: Path, tmp_path: Path) -> None:
+    given = values()
+    features, pipeline = given["contract"]["features"], given["pipeline"]
+    features["cover"] |= {"side": "user", "source": "users"}
+    rows = ["u0,about zero", "u1,about one", "u2,about two"]
+    (data / "users.csv").write_text("\n".join(["user,about", *rows]) + "\n")
+    rule = {"cover": {"text": "about", "by": "my_encoders:titles"}}
+    pipeline["users"] = {"files": ["users.csv"], "key": "user", "encode": rule}
+    del pipeline["items"]
+    (tmp_path / "gone.txt").write_text("u1\n")
+    one = parse(Config, given, "encoded.yaml")
+    job.run(one, data, tmp_path / "made", forget=tmp_path / "gone.txt")
+    audit(one, data, tmp_path / "made", forget=tmp_path / "gone.txt")
+    assert {text for call in sys.modules["my_encoders"].CALLS for text in call} == {
+        "about zero",
+        "about two",
+    }
+
+
+@pytest.mark.parametrize("shake", [1e-3, 1.0])
+def test_the_audit_allows_an_encoder_to_round(data: Path, tmp_path: Path, shake: float) -> None:
+    one = config(**by("my_encoders:shaky"))
+    job.run(one, data, tmp_path / "made")
+    sys.modules["my_encoders"].SHAKE = shake  # type: ignore[attr-defined]
+    if shake < 0.01:
+        assert audit(one, data, tmp_path / "made")["examples"] == 40
+        return
+    with pytest.raises(DataError, match=r"'cover': number 1 of 2: expected (12|4).0 .* received "):
+        audit(one, data, tmp_path / "made")
 
 
 def test_a_missing_column_of_texts_is_named(data: Path) -> None:

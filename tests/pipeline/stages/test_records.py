@@ -7,10 +7,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import polars as pl
 import pytest
 import yaml
 from tests.pipeline.random_log import write_log
 
+from multigate.configs.files import SPLITS
 from multigate.pipeline.job import run
 
 ROOT = Path(__file__).parents[3]
@@ -74,7 +76,7 @@ def kill(config, log, out, stage, folder):
     done = subprocess.run(
         [sys.executable, "-c", KILLED, stage, "examples", *map(str, arguments)],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder)},
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{folder}", "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         check=False,
     )
@@ -115,7 +117,7 @@ def test_a_killed_run_continues(stage, log, expected, event_config, same_folders
 
 @pytest.mark.slow
 @pytest.mark.sweep(0, slow=1)
-@pytest.mark.parametrize("what", ["log", "configuration", "options"])
+@pytest.mark.parametrize("what", ["log", "configuration", "forgotten"])
 def test_a_run_of_something_else_begins_anew(what, log, expected, event_config, tmp_path):
     config, out = event_config(**CHANGES), tmp_path / "out"
     kill(config, log, out, "label_bucket", tmp_path)
@@ -124,13 +126,61 @@ def test_a_run_of_something_else_begins_anew(what, log, expected, event_config, 
             file.write("1700000001,VIEW,i1,new,s,,phone\n")
     elif what == "configuration":
         config = event_config(**CHANGES, **{"pipeline.seed": 7})
-    more = {"records": True} if what == "options" else {}
+    (tmp_path / "gone.txt").write_text("u1\n")
+    more = {"forget": tmp_path / "gone.txt"} if what == "forgotten" else {}
     made = run(config, log, out, **more)
     run(config, log, tmp_path / "anew", **more)
     for path in (tmp_path / "anew").rglob("*.*"):
         name = path.relative_to(tmp_path / "anew")
         assert (out / name).read_bytes() == path.read_bytes(), name
     assert made["rows"]["rows_in"] == 1204 + (what == "log")
+
+
+ENCODED = {
+    "contract.features.cover": {
+        "kind": "vector",
+        "side": "item",
+        "source": "items",
+        "size": 1,
+        "missing": "indicator",
+    },
+    "pipeline.items": {
+        "files": ["items.csv"],
+        "key": "item",
+        "encode": {"cover": {"text": "title", "by": "encoder_of_items:encode"}},
+    },
+}
+ENCODER = """
+from pathlib import Path
+
+def encode(texts):
+    weight = float(Path(__file__).with_name("weight.txt").read_text())
+    return [[weight * len(text)] for text in texts]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weight", [1, 2])
+def test_a_run_goes_on_with_the_same_vectors_only(
+    weight, log, event_config, monkeypatch, caplog, tmp_path
+):
+    """No file of the run says that an encoder has learnt something else since."""
+    config, out = event_config(**CHANGES, **ENCODED), tmp_path / "out"
+    titles = [f"i{at},title-{'x' * at}" for at in range(40)]
+    (log / "items.csv").write_text("\n".join(["item,title", *titles]) + "\n")
+    (tmp_path / "encoder_of_items.py").write_text(ENCODER)
+    (tmp_path / "weight.txt").write_text("1")
+    kill(config, log, out, "finish_bucket", tmp_path)
+    (tmp_path / "weight.txt").write_text(str(weight))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "encoder_of_items", raising=False)
+    run(config, log, out)
+    paths = [path for split in SPLITS for path in (out / split).glob("*.parquet")]
+    rows = pl.concat(map(pl.read_parquet, paths)).select("item_id", "cover").drop_nulls()
+    assert len(rows) > 100
+    lengths = {f"i{at}": 6.0 + at for at in range(40)}
+    assert all(cover == [weight * lengths[item]] for item, cover in rows.iter_rows())
+    assert ("going on with a run" in caplog.text) == (weight == 1)
 
 
 @pytest.mark.slow
