@@ -467,7 +467,8 @@ def settings() -> dict[str, Any]:
 
 def markdown(found: dict[str, Any]) -> str:
     """The measures as tables; ▼ where ours is worse beyond chance, ▲ where it is better."""
-    from multigate.model.evaluation.paired import RELATIVE, title
+    from multigate.model.evaluation.measures.names import title
+    from multigate.model.evaluation.paired import RELATIVE
 
     names = list(found["cost"])
     lines = [

@@ -15,6 +15,7 @@ from multigate.jobs.publication.base_folder import Base
 from multigate.jobs.publication.pair import Pair
 from multigate.jobs.publication.trial import last_verdict, trial_of
 from multigate.jobs.show import say, show_table
+from multigate.model.evaluation.measures.names import title
 
 
 class ListedVersion(TypedDict):
@@ -166,7 +167,7 @@ def show_outcome(result: Outcome) -> None:
         table.add_row("version put on trial", f"{result['version']}, {result['trial']}")
     table.add_row("training", result["start"])
     for task, value in result["tasks"].items():
-        label = f"{task}: {result['metrics'].get(task, '').upper()}".removesuffix(": ")
+        label = f"{task}: {title(result['metrics'].get(task, ''))}".removesuffix(": ")
         table.add_row(label, "not measured" if value is None else f"{value:.4f}")
     for reason in result["reasons"]:
         table.add_row("reason", reason)

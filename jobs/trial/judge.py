@@ -33,7 +33,7 @@ from multigate.jobs.trial.measures import (
 )
 from multigate.jobs.trial.records import read_records
 from multigate.model.evaluation.measures.bootstrap import Interval, limits
-from multigate.model.evaluation.paired import title
+from multigate.model.evaluation.measures.names import title
 from multigate.serving.observe.side import STABLE
 from multigate.serving.versions.folders import CONTRACT
 

@@ -6,7 +6,7 @@ from multigate.jobs.show import say, show_table
 from multigate.jobs.trial.judge import Judged, in_words
 from multigate.jobs.trial.measures import Pair
 from multigate.model.evaluation.measures.bootstrap import Interval, limits
-from multigate.model.evaluation.paired import title
+from multigate.model.evaluation.measures.names import title
 
 
 def show_trial(found: Judged, stops: bool) -> None:

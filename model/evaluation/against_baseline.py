@@ -57,12 +57,12 @@ from multigate.model.evaluation.combine import combine, gains
 from multigate.model.evaluation.corrections import corrected
 from multigate.model.evaluation.measures import ranking, ranks, tasks
 from multigate.model.evaluation.measures.bootstrap import LEAST_USERS, Resamples, limits
+from multigate.model.evaluation.measures.names import title
 from multigate.model.evaluation.paired import (
     RELATIVE,
     in_words,
     paired_difference,
     signed,
-    title,
 )
 from multigate.model.evaluation.results import BaselineComparison, BaselineTask, Compared
 from multigate.model.evaluation.scored import Scored

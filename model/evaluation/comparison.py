@@ -31,12 +31,12 @@ from multigate.model.evaluation.losses import (
 )
 from multigate.model.evaluation.measures import ranking, tasks
 from multigate.model.evaluation.measures.bootstrap import Interval, Resamples, limits
+from multigate.model.evaluation.measures.names import title
 from multigate.model.evaluation.paired import (
     RELATIVE,
     in_words,
     paired_difference,
     signed,
-    title,
 )
 from multigate.model.evaluation.results import (
     BaselineComparison,

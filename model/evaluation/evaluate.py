@@ -18,7 +18,7 @@ from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import Examples, batches, read_split
 from multigate.model.evaluation import metrics
-from multigate.model.evaluation.paired import title
+from multigate.model.evaluation.measures.names import title
 from multigate.model.evaluation.results import (
     GateSummary,
     GroupMetrics,

@@ -4,20 +4,11 @@ import numpy as np
 
 from multigate.model.evaluation.measures import tasks
 from multigate.model.evaluation.measures.bootstrap import Resamples, limits
+from multigate.model.evaluation.measures.names import title
 from multigate.model.evaluation.results import Compared, PairedDifference
 
 RELATIVE = frozenset({"rmse", "rmse_transformed", "pinball", "pinball_transformed", "log_loss"})
 """Measures whose difference is divided by production's value; lower is better."""
-
-SHOWN = {
-    "auc_unmatched": "AUC on unmatched rows",
-    "gauc": "AUC within users",
-    "log_loss": "log loss",
-    "pinball": "pinball loss",
-    "pinball_transformed": "pinball loss of the transformed label",
-    "rmse_transformed": "RMSE of the transformed label",
-}
-"""Measures as people write them, where capitals do not do."""
 
 
 def paired_difference(
@@ -60,11 +51,6 @@ def in_words(task: Compared) -> str:
     change, interval = signed(task)
     within = f" (95 % interval {interval})" if interval else ""
     return f"{title(task['metric'])} {change}{within}"
-
-
-def title(metric: str) -> str:
-    """A measure as people write it."""
-    return SHOWN.get(metric, metric.upper())
 
 
 def signed(task: Compared) -> tuple[str, str]:

@@ -4,16 +4,9 @@ from typing import Any
 
 from multigate.configs.config import Config
 from multigate.configs.contract import FrozenContract
-from multigate.model.evaluation.paired import title
+from multigate.model.evaluation.measures.names import title
 from multigate.model.export.acceptance import Change
 from multigate.model.export.sparsity import SparsityReport
-
-_SHOWN = {
-    "ece": "calibration error",
-    "log_loss": "log loss",
-    "rmse": "RMSE",
-    "relative_rmse": "RMSE over the label's deviation on the scale of training",
-}
 
 
 def text(
@@ -85,7 +78,7 @@ def text(
         for name, found in calibration["tasks"].items():
             before, after = found["before"], found["after"]
             changes = ", ".join(
-                f"its {_SHOWN[key]} goes from {before[key]:.4f} to {after[key]:.4f}"
+                f"its {title(key)} goes from {before[key]:.4f} to {after[key]:.4f}"
                 for key in before
             )
             lines.append(

@@ -4,9 +4,9 @@ from html import escape
 
 from multigate.model.assessment.results import AssessedTask, Assessment, LeakSummary
 from multigate.model.evaluation.measures.bootstrap import limits
+from multigate.model.evaluation.measures.names import title
 from multigate.model.evaluation.results import Compared, compared_tasks
 from multigate.model.report.elements import (
-    SHOWN,
     changed,
     count,
     measured,
@@ -49,7 +49,7 @@ def verdict(found: Assessment) -> str:
 
 def _compared(name: str, task: Compared, rows: int) -> list[str]:
     return [
-        subject(name, SHOWN[task["metric"]]),
+        subject(name, title(task["metric"])),
         changed(task["difference"], task["metric"], task["wins"]),
         measured(task["metric"], task["candidate"]),
         measured(task["metric"], task["production"]),
@@ -67,7 +67,7 @@ def slices(found: Assessment) -> str:
     rows = [
         [
             subject(
-                f"{look['slice']}: {look['value']}", f"{look['task']}, {SHOWN[look['measure']]}"
+                f"{look['slice']}: {look['value']}", f"{look['task']}, {title(look['measure'])}"
             ),
             measured(look["measure"], look["found"], worse=look["marked"]),
             number(look["measure"], look["whole"]),
@@ -105,7 +105,7 @@ def transfer(found: Assessment) -> str:
         for name, task in model["tasks"].items():
             rows.append(
                 [
-                    subject(name, f"{SHOWN[task['metric']]}, {model['title']}"),
+                    subject(name, f"{title(task['metric'])}, {model['title']}"),
                     changed(task["difference"], task["metric"], task["wins"]),
                     measured(task["metric"], task["candidate"]),
                     measured(task["metric"], task["production"]),

@@ -11,32 +11,6 @@ from multigate.model.evaluation.measures.bootstrap import Interval, limits
 from multigate.model.evaluation.paired import RELATIVE
 from multigate.model.report.style import STYLE
 
-SHOWN = {
-    "auc": "AUC",
-    "auc_unmatched": "AUC, unmatched rows",
-    "gauc": "AUC within users",
-    "log_loss": "log loss",
-    "normalised_entropy": "normalised entropy",
-    "ece": "calibration error",
-    "predicted_over_observed": "predicted / observed",
-    "pinball": "pinball loss",
-    "pinball_transformed": "pinball loss, transformed label",
-    "coverage": "coverage",
-    "rmse": "RMSE",
-    "rmse_transformed": "RMSE, transformed label",
-    "mae": "MAE",
-    "r2": "R²",
-    "spearman": "Spearman",
-    "bias": "bias",
-    "calibration": "predicted / observed",
-    "ndcg@5": "NDCG@5",
-    "ndcg@10": "NDCG@10",
-    "recall@5": "recall@5",
-    "recall@10": "recall@10",
-    "mrr": "MRR",
-}
-"""Measures as people write them."""
-
 _IN_LABEL_UNITS = {"mae", "rmse", "bias", "pinball"}
 """Shown with four significant digits, not four decimals."""
 

@@ -6,9 +6,10 @@ from html import escape
 from multigate.model.assessment.gates import choosable, expert_names
 from multigate.model.assessment.results import Assessment, Stability
 from multigate.model.checkpoints.history import Epoch
+from multigate.model.evaluation.measures.names import title
 from multigate.model.evaluation.results import GateSummary
 from multigate.model.report import charts
-from multigate.model.report.elements import SHOWN, figure, number, section, sentences, table
+from multigate.model.report.elements import figure, number, section, sentences, table
 
 _MOST = 16  # experts; with more, the lines of the trajectories cannot be told apart
 
@@ -116,7 +117,7 @@ def _stability(stable: Stability | None) -> str:
     rows = [
         [
             escape(name),
-            SHOWN[task["metric"]],
+            title(task["metric"]),
             number(task["metric"], task["mean"]),
             number(task["metric"], task["deviation"]),
             "" if task["experts_per_row"] is None else f"{task['experts_per_row']:.2f}",

@@ -8,9 +8,9 @@ from multigate.model.assessment.results import AssessedGroup, AssessedTask, Asse
 from multigate.model.checkpoints import history as records
 from multigate.model.checkpoints.history import Epoch
 from multigate.model.evaluation.measures.bootstrap import Interval, limits
+from multigate.model.evaluation.measures.names import title
 from multigate.model.report import charts
 from multigate.model.report.elements import (
-    SHOWN,
     count,
     figure,
     legend,
@@ -97,7 +97,7 @@ def tasks(found: Assessment, best: Mapping[str, float]) -> str:
                 for name, task in chosen.items()
             ]
             caption = f"All measures of the {kind} tasks"
-            parts.append(table(caption, ["task", *(SHOWN[m] for m in shown), "rows"], rows))
+            parts.append(table(caption, ["task", *(title(m) for m in shown), "rows"], rows))
     return section(
         "tasks",
         "Tasks",
@@ -145,7 +145,7 @@ def ranking(found: Assessment) -> str:
     if not ranked["lists"]:
         return ""
     rows = [
-        [SHOWN[name], measured(name, measure), f"{measure['rows']:,}"]
+        [title(name), measured(name, measure), f"{measure['rows']:,}"]
         for name, measure in ranked["measures"].items()
     ]
     return section(
@@ -284,14 +284,14 @@ def _task(name: str, task: AssessedTask, best: float | None) -> str:
         facts.append(f"{percent(rate)} positive")
     if scale := task.get("trained_on"):
         on_scale = scale["pinball"] if "q" in task else scale["rmse"]
-        facts.append(f"{scale['scale']}: {SHOWN[task['metric']]} {on_scale:.4g}")
+        facts.append(f"{scale['scale']}: {title(task['metric'])} {on_scale:.4g}")
     if task.get("coverage") is not None:
         facts.append(f"coverage {task['coverage']:.3f} of {task['q']:g}")
     if best is not None:
         facts.append(f"best {number(task['metric'], best)}")
     head = (
         f'<span class="name">{escape(name)}</span>'
-        f'<span class="metric">{SHOWN[task["metric"]]}</span>'
+        f'<span class="metric">{title(task["metric"])}</span>'
     )
     tail = '<span class="facts">' + " ".join(f"<span>{escape(f)}</span>" for f in facts) + "</span>"
     if task["value"] is None:

@@ -167,11 +167,11 @@ def test_lightgbm_stands_beside_ours(tiny: Any, found: Any, tmp_path: Path) -> N
 
 
 def test_unmatched_rows_have_a_column_where_they_are_known(found: Any, tmp_path: Path) -> None:
-    assert "\nAUC, unmatched rows\n" in write(tmp_path / "r.html", found).text
+    assert "\nAUC on unmatched rows\n" in write(tmp_path / "r.html", found).text
     changed = copy.deepcopy(found)
     for task in changed["tasks"].values():
         task["measures"].pop("auc_unmatched", None)
-    assert "AUC, unmatched rows" not in write(tmp_path / "without.html", changed).text
+    assert "AUC on unmatched rows" not in write(tmp_path / "without.html", changed).text
 
 
 @pytest.mark.parametrize("tasks", [1, 20])
