@@ -27,7 +27,7 @@ stopped.  Trials lie in benchmarks/contenders/trials.jsonl, with what identifies
 read, so that tuning may go on elsewhere; seeds, whose scores are needed, in FOLDER (rows.jsonl).
 Prints a table in Markdown and, last, one JSON line.  The measures are means over the seeds;
 intervals are those of the paired difference from ours over resamples of the users, 95 %.  All
-contenders' scores are calibrated on validation alike first (`Bakeoff.calibrated`).  Deskdrop
+contenders' scores are calibrated on validation alike first (`contenders/judge.py`).  Deskdrop
 takes some minutes a contender and seed on one core.
 """
 
@@ -42,20 +42,16 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from contenders.spaces import CALL, CALLS, FIRST, NETWORKS, PER_TASK, SPACES, WITHOUT_RATES, draw
-
-if TYPE_CHECKING:
-    from multigate.model.data.rows import Rows
 
 HERE = Path(__file__).parent
 SETTINGS = HERE / "contenders/settings.json"
 TRIALS = HERE / "contenders/trials.jsonl"
 OURS = "ours"
 PEERS = ("catboost", "catboost" + WITHOUT_RATES, *NETWORKS)  # in the environment of --peers
-REPLICATES = 500
 
 
 class Bakeoff:
@@ -95,7 +91,6 @@ class Bakeoff:
         self.contract = FrozenContract.read(folder.contract).contract
         self.manifest = hashlib.sha256(folder.manifest.read_bytes()).hexdigest()
         work.mkdir(parents=True, exist_ok=True)
-        self._validation: Rows | None = None
         self.table, self.rows = work / "table.npz", work / "rows.jsonl"
         if not self.table.exists():
             self.write_table()
@@ -325,37 +320,6 @@ class Bakeoff:
             self.finish(self.rows, line | cost)
             print(f"{contender}: seed {seed} {cost}", file=sys.stderr)
 
-    def calibrated(self, scores: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Scores of the test split in own units, put right on validation as an export does.
-
-        Every contender's alike: log losses and errors would else compare who is calibrated, and
-        errors in own units of labels learnt on a logarithm who is near the mean and who near the
-        median.
-
-        Returns:
-            By task, calibrated scores; and for the error in own units those of regression tasks
-            corrected for the logarithm too (`export.smearing`), where that helps on validation.
-        """
-        from multigate.configs.files import ExamplesFolder
-        from multigate.configs.statistics import Statistics
-        from multigate.model.data.rows import read_rows
-        from multigate.model.evaluation.corrections import corrected
-
-        if self._validation is None:
-            self._validation = read_rows(self.examples, "validation")
-        statistics = Statistics.read(ExamplesFolder(self.examples).statistics)
-        with np.load(scores) as stored:
-            found = corrected(
-                self.contract,
-                statistics,
-                self._validation,
-                *(
-                    {name: stored[f"{split}/{name}"] for name in self.contract.tasks}
-                    for split in ("validation", "test")
-                ),
-            )
-        return found.scores, found.means
-
     def of_ours(self) -> dict[str, Any]:
         """What identifies our configuration: rows of another one do not count."""
         from multigate.configs.contract import fingerprint
@@ -367,79 +331,33 @@ class Bakeoff:
 
     def measure(self, contenders: list[str]) -> dict[str, Any]:
         """Every contender's measures of the test split, and its differences from ours."""
-        from multigate.model.baselines.table import unmatched
-        from multigate.model.data.rows import read_rows
-        from multigate.model.evaluation.against_baseline import (
-            TRANSFORMED,
-            WITHIN,
-            measure_binary,
-            measure_regression,
-        )
-        from multigate.model.evaluation.measures.bootstrap import Resamples
-        from multigate.model.evaluation.paired import RELATIVE, paired_difference
+        from contenders.judge import Judge
 
-        rows = read_rows(self.examples, "test")
-        resamples = Resamples(rows.codes(self.contract.user), REPLICATES)
-        labels, lists = rows.labels(self.contract), rows.lists(self.contract)
-        new = unmatched(self.contract, rows)
-        now = {contender: self.setting_of(contender)[0] for contender in contenders}
-        newest = {
-            (line["contender"], line["seed"]): line
-            for line in self.finished(self.rows)
-            if line["setting"] == now.get(line["contender"])
-        }
-        replicates: dict[str, dict[tuple[str, str], np.ndarray]] = {}
-        parts: dict[tuple[str, str], np.ndarray] = {}
-        cost = {}
+        judge = Judge(self.examples, self.contract)
+        replicates, cost = {}, {}
         for contender in contenders:
-            lines = [line for (name, _), line in newest.items() if name == contender]
+            setting, _ = self.setting_of(contender)
+            of_seeds = {
+                line["seed"]: line
+                for line in self.finished(self.rows)
+                if (line["contender"], line["setting"]) == (contender, setting)
+            }
+            lines = list(of_seeds.values())
             if not lines:
                 continue
-            found: dict[tuple[str, str], list[np.ndarray]] = {}
-            for line in lines:
-                served, means = self.calibrated(self.work / line["scores"])
-                for t, (name, task) in enumerate(self.contract.tasks.items()):
-                    y = labels[:, t]
-                    if task.type == "binary":
-                        measured = measure_binary(resamples, y, served[name], lists, new)
-                    else:
-                        measured = measure_regression(resamples, task, y, means[name])
-                        on_scale = measure_regression(resamples, task, y, served[name])
-                        measured |= {
-                            m: one for m, one in on_scale.items() if m.endswith(TRANSFORMED)
-                        }
-                    for metric, (values, part) in measured.items():
-                        found.setdefault((name, metric), []).append(values)
-                        parts[name, metric] = part
-            of_seeds = {key: np.mean(values, axis=0) for key, values in found.items()}
-            for mean in ("auc", WITHIN):
-                areas = [values for (_, metric), values in of_seeds.items() if metric == mean]
-                if areas:
-                    of_seeds["mean of binary tasks", mean] = np.mean(areas, axis=0)
-                    parts["mean of binary tasks", mean] = np.zeros(len(rows))
-            replicates[contender] = of_seeds
+            found = [judge.replicates(self.work / line["scores"]) for line in lines]
+            replicates[contender] = judge.mean(found)
             cost[contender] = {
                 "seeds": len(lines),
                 "trials": lines[0].get("trials", 0),
                 "cpu_seconds": float(np.mean([line["cpu_seconds"] for line in lines])),
                 "call_cpu_ms": float(np.median([line["call_cpu_ms"] for line in lines])),
                 "deviation": {
-                    " ".join(key): float(np.std([one[0] for one in values]))
-                    for key, values in found.items()
+                    " ".join(key): float(np.std([one[key][0] for one in found])) for key in found[0]
                 },
             }
-        compared: dict[str, Any] = {}
-        for (name, metric), part in parts.items():
-            entry = compared.setdefault(name, {}).setdefault(metric, {})
-            mine = replicates.get(OURS, {}).get((name, metric))
-            for contender, means in replicates.items():
-                theirs = means[name, metric]
-                other = None if mine is None or contender == OURS else theirs
-                values = theirs if other is None else mine
-                assert values is not None
-                relative = metric in RELATIVE
-                entry[contender] = paired_difference(resamples, part, values, other, relative)
-        return {"data": self.name, "rows": len(rows), "cost": cost, "tasks": compared}
+        compared = judge.compare(replicates, OURS)
+        return {"data": self.name, "rows": len(judge.rows), "cost": cost, "tasks": compared}
 
 
 def parsed(change: str) -> tuple[str, Any]:
@@ -463,46 +381,6 @@ def settings() -> dict[str, Any]:
         return {}
     found: dict[str, Any] = json.loads(SETTINGS.read_text(encoding="utf-8"))
     return found
-
-
-def markdown(found: dict[str, Any]) -> str:
-    """The measures as tables; ▼ where ours is worse beyond chance, ▲ where it is better."""
-    from multigate.model.evaluation.measures.names import title
-    from multigate.model.evaluation.paired import RELATIVE
-
-    names = list(found["cost"])
-    lines = [
-        f"| {found['data']}, test | {' | '.join(names)} |",
-        f"| --- |{' --- |' * len(names)}",
-    ]
-    for task, metrics in found["tasks"].items():
-        for metric, entry in metrics.items():
-            cells = []
-            for name in names:
-                one = entry[name]
-                own = one["candidate"] if one["production"] is None else one["production"]
-                text = f"{own['value']:.4f}"
-                difference = one["difference"]
-                if difference is not None and difference["low"] is not None:
-                    factor, unit = (100, " %") if metric in RELATIVE else (1, "")
-                    low, high = (factor * difference[end] for end in ("low", "high"))
-                    mark = {True: " ▲", False: " ▼", None: ""}[one["wins"]]
-                    digits = 1 if unit else 4
-                    text += f" ({low:+.{digits}f} to {high:+.{digits}f}{unit}{mark})"
-                cells.append(text)
-            lines.append(f"| {task}, {title(metric)} | {' | '.join(cells)} |")
-    for text, key in (
-        ("seeds", "seeds"),
-        ("trials on validation", "trials"),
-        ("training, CPU s", "cpu_seconds"),
-        ("100 rows, CPU ms", "call_cpu_ms"),
-    ):
-        values = [found["cost"][name][key] for name in names]
-        cells = ["" if value is None else f"{value:.4g}" for value in values]
-        if key == "trials" and OURS in names:
-            cells[names.index(OURS)] = "by hand"
-        lines.append(f"| {text} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -533,6 +411,8 @@ def main() -> None:
     arguments.add_argument("--train_ours", type=Path, help=argparse.SUPPRESS)
     arguments.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     given = arguments.parse_args()
+    from contenders.judge import markdown
+
     from multigate.configs.errors import ConfigError
 
     try:
@@ -558,7 +438,7 @@ def main() -> None:
             bakeoff.tune(contender, given.tune)
         bakeoff.run(contender, given.seeds)
     found = bakeoff.measure(given.contenders)
-    print(markdown(found))
+    print(markdown(found, by_hand=OURS))
     print(json.dumps(found))
 
 
