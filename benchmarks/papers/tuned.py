@@ -23,7 +23,6 @@ a model keeps it busy for a quarter of the time.
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -36,7 +35,7 @@ import movielens
 import two_tasks
 from rows import Row, Rows, replace_table
 from settings import DSELECT_ENTROPY, entropy_weight, meets_k
-from two_tasks import KEY, WEIGHTS, configuration, measure, measure_checkpoint
+from two_tasks import KEY, WEIGHTS, configuration, measure, random_trial
 
 FIRST = ("softmax", "topk", "dselect_k", "comet", "moesart")
 REST = (
@@ -249,37 +248,19 @@ def make_values() -> dict[str, Any]:
 
 
 def measure_trial(run: Row, examples: Path, work: Path) -> Row:
-    """One random draw of `multigate tune`, whose seed is the trial's number."""
-    from multigate.configs.config import Config
-    from multigate.configs.sections.base import parse
-    from multigate.jobs.tune import tune
-
+    """One trial, and whether its routing met the gate's k."""
     base = {"model": run["model"], "weight": run["weight"], "seed": 0}
-    values = configuration(base, make_values(), examples).model_dump(mode="json")
-    values["tune"] = {
-        "space": {"train.learning_rate": _RATES} | SPACES.get(run["model"], {}),
-        "trials": 1,
-        "sampler": "random",
-        "prune": False,
-        "seed": run["trial"],
-    }
-    measured: dict[str, Any] = {"trained_on": two_tasks.trained_on()}
-
-    def finish(checkpoint: Path) -> dict[str, Any]:
-        measured.update(measure_checkpoint(checkpoint, examples, run["weight"]))
-        return measured
-
+    config = configuration(base, make_values(), examples)
+    space = {"train.learning_rate": _RATES} | SPACES.get(run["model"], {})
     name = f"{run['model']}-{run['weight']:g}-{run['trial']}".replace(":", "-")
-    out = work / f"trial-{name}"
-    # A search that was cut off is begun anew: its one trial is all that it has.
-    shutil.rmtree(out, ignore_errors=True)
-    found = tune(parse(Config, values, "tuned"), examples, out, finish)
-    shutil.rmtree(out)
-    k = values["model"]["gate"].get("num_selected")
-    return {
-        "settings": found["best"]["settings"],
-        "meets_k": meets_k(measured["experts"], k),
-    } | measured
+    found = random_trial(
+        config, space, run["trial"], examples, work / f"trial-{name}", run["weight"]
+    )
+    k = config.model_dump(mode="json")["model"]["gate"].get("num_selected")
+    return found | {
+        "meets_k": meets_k(found["experts"], k),
+        "trained_on": two_tasks.trained_on(),
+    }
 
 
 def best_trial(trials: list[Row], model: str, weight: float) -> Row:

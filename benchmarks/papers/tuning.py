@@ -17,14 +17,13 @@ are few steps; Trimmed Lasso from the paper's set.
 
 import argparse
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import reduced
 from rows import Row, Rows, replace_table
-from two_tasks import configuration, measure_checkpoint
+from two_tasks import configuration, random_trial
 
 KEY = ("gate", "trial")
 _RATES = {"low": 2e-4, "high": 5e-3, "log": True}
@@ -63,32 +62,11 @@ def main() -> None:
 
 
 def measure(run: Row, examples: Path, work: Path) -> Row:
-    """One trial: a search of its own, whose seed is the trial's number."""
-    from multigate.configs.config import Config
-    from multigate.configs.sections.base import parse
-    from multigate.jobs.tune import tune
-
+    """One trial."""
     base = {"model": run["gate"], "weight": reduced.WEIGHT, "seed": 0}
-    values = configuration(base, reduced.make_values(), examples).model_dump(mode="json")
-    values["tune"] = {
-        "space": SPACES[run["gate"]],
-        "trials": 1,
-        "sampler": "random",
-        "prune": False,
-        "seed": run["trial"],
-    }
+    config = configuration(base, reduced.make_values(), examples)
     out = work / f"tune-{run['gate']}-{run['trial']}"
-    measured: dict[str, Any] = {}
-
-    def finish(checkpoint: Path) -> dict[str, Any]:
-        measured.update(measure_checkpoint(checkpoint, examples, reduced.WEIGHT))
-        return measured
-
-    # A search that was cut off is begun anew: its one trial is all that it has.
-    shutil.rmtree(out, ignore_errors=True)
-    found = tune(parse(Config, values, "study"), examples, out, finish)
-    shutil.rmtree(out)
-    return {"settings": found["best"]["settings"]} | measured
+    return random_trial(config, SPACES[run["gate"]], run["trial"], examples, out, reduced.WEIGHT)
 
 
 def expected(validation: np.ndarray, test: np.ndarray, best_of: int) -> np.ndarray:

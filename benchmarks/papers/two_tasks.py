@@ -8,6 +8,7 @@ and the options of `PAPER_GATES`.
 
 import argparse
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,45 @@ def measure_checkpoint(checkpoint: Path, examples: Path, weight: float) -> Row:
         "seconds": round(sum(epoch["seconds"] for epoch in history)),
         "val_loss": best["val_loss"],
     }
+
+
+def random_trial(
+    config: Config, space: dict[str, Any], trial: int, examples: Path, out: Path, weight: float
+) -> Row:
+    """One random draw of `multigate tune`, whose seed is the trial's number.
+
+    Args:
+        config: what is tuned.
+        space: to draw from.
+        trial: the number.
+        examples: folder of examples.
+        out: folder of the search; nothing is left of it. A search that was cut off is begun anew:
+            its one trial is all that it has.
+        weight: of the first task; see `measure_checkpoint`.
+
+    Returns:
+        `settings` and what `measure_checkpoint` returns.
+    """
+    from multigate.jobs.tune import tune
+
+    values = config.model_dump(mode="json")
+    values["tune"] = {
+        "space": space,
+        "trials": 1,
+        "sampler": "random",
+        "prune": False,
+        "seed": trial,
+    }
+    measured: Row = {}
+
+    def finish(checkpoint: Path) -> Row:
+        measured.update(measure_checkpoint(checkpoint, examples, weight))
+        return measured
+
+    shutil.rmtree(out, ignore_errors=True)
+    found = tune(parse(Config, values, "study"), examples, out, finish)
+    shutil.rmtree(out)
+    return {"settings": found["best"]["settings"]} | measured
 
 
 def write_tables(
