@@ -14,8 +14,10 @@ from multigate.jobs.onboarding.tables.columns import (
     Times,
     any_times,
     decides,
+    goes_with,
     is_prose,
     look,
+    names_code,
     separator,
     vector_size,
 )
@@ -31,6 +33,7 @@ _LATE = 0.05  # of the rows
 _FAMILY = 5  # flags
 _CLIPPED = 0.01  # of the rows
 _SEVERAL = 0.5  # values, of the ids: each has several
+_GOES = 0.8  # of what differs
 _RUNS = 3  # of one word, in the order of numbers
 CLIP = 3.0
 """`model.number_clip` of a draft."""
@@ -228,6 +231,9 @@ def _side(frame: pl.DataFrame, roles: Roles, name: str) -> tuple[str, str, bool]
     if shares[side] < DECIDES:
         if roles.request is not None and decides(frame, roles.request, name) < DECIDES:
             return "item", "rows of one request differ in it, so that it is the candidate's", False
+        if roles.request is None and goes_with(frame, roles.item, look(name, frame[name])) > _GOES:
+            # Sampled negatives would have the positive's: a price that is not theirs.
+            return "item", "it goes with the item and changes at times", False
         return (
             "context",
             "neither the user nor the item decides it, so that requests send it",
@@ -384,9 +390,14 @@ def _beyond(numbers: pl.Series) -> float:
 
 
 def _is_code(column: Column) -> bool:
-    """Whether whole numbers name categories: few, or one after the other; counts have gaps."""
-    if not column.whole or column.flag or column.distinct > 60:
+    """Whether whole numbers name something, by their column's name or as few or dense ones.
+
+    Counts have gaps.
+    """
+    if not column.whole or column.flag:
         return False
+    if column.distinct > 60:
+        return names_code(column.name)
     return column.distinct <= 21 or column.distinct >= 0.95 * (column.highest - column.lowest + 1)
 
 

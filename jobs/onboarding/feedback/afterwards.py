@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from multigate.jobs.onboarding.feedback.labels import DECIDED, OUTCOME, is_bounded
+from multigate.jobs.onboarding.feedback.labels import DECIDED, OUTCOME, is_bounded, snake
 from multigate.jobs.onboarding.tables.columns import Column, decides, look
 from multigate.jobs.onboarding.tables.outcomes import needed, needs, tells
 from multigate.jobs.onboarding.tables.roles import Roles
@@ -100,7 +100,7 @@ def sounds_measured(frame: pl.DataFrame, roles: Roles, name: str) -> bool:
     row of a user or an item to the next.
     """
     number = look(name, frame[name]).number
-    if number is None or re.search(OUTCOME, name.lower()) is None:
+    if number is None or re.search(OUTCOME, snake(name)) is None:
         return False
     return not carries_over(frame, (roles.user, roles.item), name)
 

@@ -20,7 +20,7 @@ from multigate.jobs.onboarding.feedback.labels import (
     may_rate,
     snake,
 )
-from multigate.jobs.onboarding.tables.columns import Column, decides, ranks
+from multigate.jobs.onboarding.tables.columns import Column, decides, names_code, ranks
 from multigate.jobs.onboarding.tables.outcomes import needs
 from multigate.jobs.onboarding.tables.roles import Roles
 
@@ -53,13 +53,21 @@ def length_of(roles: Roles, column: Column) -> Column | None:
     for name, length in roles.columns.items():
         if name in roles.named or length.number is None or length.distinct < SMALL:
             continue
+        if names_code(name):
+            continue
         both = pl.DataFrame({"x": column.number, "y": length.number}).filter(pl.col("x") > 0)
         parts = both.filter(pl.col("y") > 0).select(pl.col("x") / pl.col("y")).to_series()
         if len(parts) < max(FEWEST, 0.9 * len(both)):
             continue
-        whole = float((parts > 0.9).mean() or 0.0)
         is_above = float((parts > 1.02).mean() or 0.0)
-        if is_above < 0.02 < whole and decides(roles.frame, roles.item, name) > DECIDED:
+        whole = float((parts > 0.9).mean() or 0.0)
+        # What ends with its item ends there more often than shortly before.
+        before = float(parts.is_between(0.78, 0.9).mean() or 0.0)
+        if (
+            is_above < 0.02 < whole
+            and whole - is_above > before
+            and decides(roles.frame, roles.item, name) > DECIDED
+        ):
             return length
     return None
 

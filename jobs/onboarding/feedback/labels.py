@@ -26,7 +26,7 @@ AVERSE = "|".join(_AVERSE.values())
 """Words for what is unwelcome; of types and flags with ratings beside them, those say it, too."""
 OUTCOME = (
     r"watch|dwell|conver(t|sion)|purchas|bought|click|played|listen|heard|complet|finish|progress|"
-    r"spent|scroll|viewed|outcome|reaction|engage"
+    r"spent|scroll|viewed|outcome|reaction|engage|(^|[^a-z])read(ing)?([^a-z]|$)"
 )
 """Words for what is measured afterwards, which decide only what the values leave open."""
 DONE = rf"({SATISFIED}|shar|repl[yi]|repost|{OUTCOME})"
