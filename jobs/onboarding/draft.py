@@ -149,7 +149,7 @@ def _spell(
 
 
 def _weight_decay(rows: int, batch: int) -> float:
-    """By which a weight that no label moves falls to a third over all steps of training.
+    """By which a weight that no label moves falls to a third over the steps of eight epochs.
 
     A cosine's mean is half of its first learning rate.
     """
@@ -199,10 +199,7 @@ def _share_shown(roles: Roles) -> float:
 def _model(rows: int, drawn: bool, made: Draft) -> dict[str, Any]:
     dim, experts, units, batch = next(rest for least, *rest in _SIZES if rows < least)
     made.notes["model"] = f"for about {rows} examples"
-    wide = {}
-    if not drawn:  # counts of ids are those of the log: drawn negatives would pay uncounted
-        wide = {"wide": {"embeddings": 10.0}}
-        made.notes["model.wide"] = "ids with few rows have small embeddings"
+    made.notes["model.wide"] = "ids with few rows have small embeddings"
     made.notes["tune"] = "what `multigate tune` searches; nothing else reads it"
     teacher = {}
     if rows < _TAUGHT_ROWS and is_installed(LIGHTGBM):
@@ -215,7 +212,7 @@ def _model(rows: int, drawn: bool, made: Draft) -> dict[str, Any]:
         "model": {
             "embedding_dim": dim,
             "number_clip": CLIP,
-            **wide,
+            "wide": {"embeddings": 10.0},
             "experts": {"count": experts, "units": [units], "dropout": 0.3},
             # Exactly two experts from the first step on: the selection of a DSelect-k gate has not
             # converged after the few steps of a small log.
@@ -224,13 +221,14 @@ def _model(rows: int, drawn: bool, made: Draft) -> dict[str, Any]:
             "shared_gate": "all",
         },
         "train": {
-            "epochs": _EPOCHS,
+            # Of the first task of drawn negatives every row has a label: it goes on to learn.
+            "epochs": 2 * _EPOCHS if drawn else _EPOCHS,
             "batch_size": batch,
             "learning_rate": _RATE,
             "decay": "cosine",
             "weight_decay": _weight_decay(rows, batch),
             "ema": 0.99,
-            "patience": 3,
+            "patience": 5 if drawn else 3,
             **teacher,
         },
         "tune": {

@@ -237,10 +237,13 @@ def test_the_model_is_sized_by_the_rows(rows, dim, experts, units, batch):
     assert (values["train"]["batch_size"], values["train"]["epochs"]) == (batch, 8)
 
 
-def test_drawn_negatives_are_not_counted_so_that_embeddings_do_not_pay():
-    drawn, shown = (_model(9_000, drawn, Draft({}))["model"] for drawn in (True, False))
-    assert "wide" not in drawn
-    assert shown["wide"] == {"embeddings": 10.0}
+def test_drafts_of_drawn_negatives_train_longer():
+    """Of their first task every row has a label; embeddings that pay keep it from overfitting."""
+    drawn, shown = (_model(9_000, drawn, Draft({})) for drawn in (True, False))
+    assert drawn["model"] == shown["model"]
+    assert drawn["model"]["wide"] == {"embeddings": 10.0}
+    assert drawn["train"]["epochs"] == 2 * shown["train"]["epochs"]
+    assert drawn["train"]["weight_decay"] == shown["train"]["weight_decay"]
 
 
 @pytest.mark.parametrize("rows", [3_000, 42_000, 400_000, 30_000_000])

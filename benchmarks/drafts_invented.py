@@ -1,6 +1,6 @@
 """Unedited drafts of six invented logs, beside LightGBM on the same examples.
 
-    python benchmarks/invented.py --work FOLDER [--logs sports market ...] [--seeds 1]
+    python benchmarks/drafts_invented.py --work FOLDER [--logs sports market ...] [--seeds 1]
 
 Makes each log (`data_sets/invented.py`, whose rules nobody changed after a training), drafts it
 with `multigate init`, makes its examples, trains, and compares the test split with
