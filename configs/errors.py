@@ -17,7 +17,8 @@ expected, what was received and what to do.
 def one_line(error: BaseException, most: int = 300) -> str:
     """An error's message in one line of at most that many characters; its kind where it has none.
 
-    Libraries put several lines, and whatever bytes they were given, into theirs.
+    Libraries put several lines, and whatever bytes they were given, into theirs. Messages of ours
+    are made to be read as they are, and are not cut.
     """
     try:
         message = str(error)
@@ -25,7 +26,9 @@ def one_line(error: BaseException, most: int = 300) -> str:
         message = ""
     line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
     line = line or type(error).__name__
-    return line if len(line) <= most else line[: most - 1] + "…"
+    if len(line) <= most or isinstance(error, MultigateError):
+        return line
+    return line[: most - 1] + "…"
 
 
 class MultigateError(Exception):

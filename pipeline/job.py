@@ -114,13 +114,15 @@ def run(
     usual = default_shuffle(options)
     local = (shuffle or usual) == "files"
     buckets = count_buckets(config, shards)
+    if isinstance(out, Path) and out.exists():  # before users' functions run for an hour
+        raise DataError(f"{out}: already exists; choose another output folder or remove it")
     sides = {
         source: tables.read_table(config, data, source, forgotten) for source in ("users", "items")
     }
     identity = None
     if local:
-        encoded = [tables.encoded(config, source, table) for source, table in sides.items()]
-        made_of = (out, window, buckets, priors, encoded)
+        vectors = [tables.digest(config, source, table) for source, table in sides.items()]
+        made_of = (out, window, buckets, priors, vectors)
         identity = stage_records.identity(config, data, shards, forgotten, before, *made_of)
     with new_examples(out, identity) as made:
         if made.resumed:

@@ -31,7 +31,7 @@ from multigate.model.data import funnels
 from multigate.pipeline.compute import ages, tables
 from multigate.pipeline.core.columns import check as check_columns
 from multigate.pipeline.core.columns import event_types
-from multigate.pipeline.read import drift, log_end
+from multigate.pipeline.read import drift, erasure, log_end
 from multigate.pipeline.read.inputs import roles
 from multigate.pipeline.read.parse import parse_time
 from multigate.pipeline.write import manifest
@@ -134,7 +134,8 @@ def _side_tables(config: Config, data: Place, found: Checked) -> dict[str, pl.Da
     made = {}
     for source in ("users", "items"):
         try:
-            table = tables.read_table(config, data, source)
+            forgotten = erasure.read_list(config, data, None)
+            table = tables.read_table(config, data, source, forgotten)
         except DataError as error:
             found.fail(f"pipeline.{source}", str(error))
             continue

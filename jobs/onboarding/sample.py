@@ -18,7 +18,7 @@ from multigate.pipeline.compute.examples import Bucket, make_examples
 from multigate.pipeline.core.columns import log_features
 from multigate.pipeline.core.facts import ShardFacts
 from multigate.pipeline.label import labels, split
-from multigate.pipeline.read import drift, inputs, log_end
+from multigate.pipeline.read import drift, erasure, inputs, log_end
 from multigate.pipeline.read.normalise import normalise
 from multigate.pipeline.read.sources import Chunk, Shard
 from multigate.pipeline.stages.labelling import split_limits
@@ -164,7 +164,8 @@ def label_sample(config: Config, data: Place, rows: int) -> Labelled | None:
     sample = read_sample(config, data, rows)
     if not len(sample.events):
         return None
-    read = {source: tables.read_table(config, data, source) for source in ("users", "items")}
+    gone = erasure.read_list(config, data, None)
+    read = {side: tables.read_table(config, data, side, gone) for side in ("users", "items")}
     made = label(sample, config, {name: one for name, one in read.items() if one is not None})
     if not len(made.impressions):
         return None

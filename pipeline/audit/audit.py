@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from multigate.configs import Config, DataError, FrozenContract, Statistics, progress
-from multigate.configs.contract import Feature, IdListFeature, NumberFeature
+from multigate.configs.contract import Feature, IdListFeature, NumberFeature, VectorFeature
 from multigate.configs.difference import difference
 from multigate.configs.files import (
     IMPRESSION,
@@ -27,7 +28,6 @@ from multigate.configs.files import (
     ExamplesFolder,
 )
 from multigate.configs.sections.log import EventLog
-from multigate.configs.sections.pipeline import Encoded
 from multigate.configs.storage import Place, place
 from multigate.pipeline.audit import audit_labels, audit_rates, giveaway
 from multigate.pipeline.audit.recompute import (
@@ -46,7 +46,7 @@ from multigate.pipeline.read.erasure import read_list
 _SOURCES = ("users", "items")
 
 _ROUNDING = 1e-3
-"""Of an encoder that computes a text's vector again, of its largest number."""
+"""Of an encoder that computes a text's vector again: of a place's range over the table."""
 
 
 def audit(
@@ -178,6 +178,11 @@ def _check_table(
     """
     key = config.contract.user if source == "users" else config.contract.item
     rules = getattr(config.pipeline, source).encode
+    allowed = {
+        name: _rounding(table[name])
+        for name, feature in table_features(config, source).items()
+        if (feature.column or name) in rules
+    }
     by_id = groups(table.filter(pl.col(key).is_in([row[key] for row in rows])).to_dicts(), key)
     for row in rows:
         known: Row = {}
@@ -189,35 +194,49 @@ def _check_table(
             expected = known.get(name)
             if isinstance(feature, NumberFeature) and feature.age is not None:
                 expected = _age(expected, row[TIME])
-            by = rules.get(feature.column or name)
-            problem = _difference(expected, row[name], f"the {source} table as of {row[TIME]}", by)
+            made_by = f"the {source} table as of {row[TIME]}"
+            problem = None
+            both = expected is not None and row[name] is not None
+            if isinstance(feature, VectorFeature) and both:
+                problem = _differs(known[name], row[name], allowed.get(name), made_by)
+            elif row[name] != expected:
+                problem = f"expected {expected!r} from {made_by}, received {row[name]!r}"
             if problem is not None:
                 where = f"{examples}: {row['split']}: {IMPRESSION} {row[IMPRESSION]}"
                 raise DataError(f"{where}: feature {name!r}: {problem}")
 
 
-def _difference(expected: Any, received: Any, source: str, rule: Encoded | None) -> str | None:
-    """Say how a value differs from that of a side table; None where it does not.
+def _rounding(vectors: pl.Series) -> NDArray[np.float64]:
+    """How far a vector that an encoder makes again may be from the first one, (size,)."""
+    known = np.asarray(vectors.drop_nulls().to_list(), np.float64)
+    if not len(known):
+        return np.zeros(1)
+    range_ = known.max(axis=0) - known.min(axis=0)
+    return _ROUNDING * range_ + 8 * np.finfo(np.float32).eps * np.abs(known).max(axis=0)
 
-    A vector that an encoder made again may be rounded otherwise; of vectors, the first place that
-    differs is told.
+
+def _differs(
+    expected: list[float], received: list[float], allowed: NDArray[np.float64] | None, source: str
+) -> str | None:
+    """Say where a vector differs from that of a side table; None where it does not.
+
+    Args:
+        expected: of the table.
+        received: of the example.
+        allowed: (size,) of what an encoder made, which may round otherwise.
+        source: says where the table's is from.
     """
-    if received == expected:
-        return None
-    if not isinstance(expected, list) or not isinstance(received, list):
-        return f"expected {expected!r} from {source}, received {received!r}"
     again, made = np.asarray(expected, np.float64), np.asarray(received, np.float64)
     if again.shape != made.shape:
         return f"expected {len(again)} numbers from {source}, received {len(made)}"
-    allowed = 0.0 if rule is None else _ROUNDING * np.abs(again).max()
-    places = np.flatnonzero(~(np.abs(again - made) <= allowed))
+    places = np.flatnonzero(~(np.abs(again - made) <= (0.0 if allowed is None else allowed)))
     if not len(places):
         return None
     at = places[0]
-    hint = "" if rule is None else f"; does {rule.by} give a text the same vector each time?"
+    hint = "; does its encoder give a text the same vector each time?"
     return (
         f"number {at + 1} of {len(again)}: expected {again[at]} from {source}, received "
-        f"{made[at]}{hint}"
+        f"{made[at]}{'' if allowed is None else hint}"
     )
 
 

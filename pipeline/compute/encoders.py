@@ -12,52 +12,47 @@ from multigate.configs import DataError
 from multigate.configs.errors import one_line
 from multigate.configs.sections.nearest import did_you_mean
 from multigate.configs.sections.pipeline import Encoded
-from multigate.pipeline.read.derive import filled
 
 TEXTS_PER_CALL = 1024
 _NUMBERS = "fiub"  # NumPy's kinds of float, integer, unsigned and bool
-_NONE = pl.DataFrame(schema={"text": pl.String, "vector": pl.List(pl.Float32)})
 
 
-class Encoders:
-    """The encoders of one side table; each encodes a text once, in whichever rows it stands.
+def encode(texts: pl.DataFrame, rules: Mapping[str, Encoded], where: str) -> pl.DataFrame:
+    """Make columns of vectors; a function gets each different text once.
 
     Args:
+        texts: each rule's texts (N rows), under the rule's name; null where there is none.
         rules: by the new column's name.
         where: the rules' key, for messages.
+
+    Returns:
+        Lists of float32, N rows; null where there is no text.
+
+    Raises:
+        DataError: there is no such function, it fails, or does not return a vector for each text.
     """
+    made: dict[str, pl.DataFrame] = {}
+    vectors = []
+    for name, rule in rules.items():
+        if rule.by not in made:
+            same = [texts[other] for other, one in rules.items() if one.by == rule.by]
+            different = pl.concat([one.rename("text") for one in same]).drop_nulls()
+            different = different.unique(maintain_order=True)
+            made[rule.by] = _encode(different, rule.by, f"{where}.{name}.by: {rule.by}")
+        rows = texts.select(text=name)
+        found = rows.join(made[rule.by], on="text", how="left", maintain_order="left")
+        vectors.append(found["vector"].alias(name))
+    return pl.DataFrame(vectors)
 
-    def __init__(self, rules: Mapping[str, Encoded], where: str) -> None:
-        self._rules, self._where = rules, where
-        self._known = {rule.by: _NONE for rule in rules.values()}
 
-    def add(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Add the columns of vectors to raw rows with the columns of texts.
-
-        Returns:
-            The rows, with lists of float32; null where a text is empty.
-
-        Raises:
-            DataError: there is no such function, it fails, or does not return a vector for each
-                text.
-        """
-        return frame.with_columns(
-            self._vectors(filled(frame[rule.text]), rule.by, f"{self._where}.{name}.by: {rule.by}")
-            .alias(name)
-            for name, rule in self._rules.items()
-        )  # fmt: skip
-
-    def _vectors(self, texts: pl.Series, by: str, where: str) -> pl.Series:
-        known, rows = self._known[by], texts.to_frame("text")
-        new = rows.drop_nulls().unique(maintain_order=True)
-        new = new.join(known, on="text", how="anti", maintain_order="left")
-        if len(new):
-            function, made = _function(by, where), [known]
-            for part in new.iter_slices(TEXTS_PER_CALL):
-                vectors = pl.Series(_call(function, part["text"].to_list(), where))
-                made.append(part.with_columns(vector=vectors.cast(pl.List(pl.Float32))))
-            known = self._known[by] = pl.concat(made)
-        return rows.join(known, on="text", how="left", maintain_order="left")["vector"]
+def _encode(texts: pl.Series, by: str, where: str) -> pl.DataFrame:
+    """Texts, each once, and their vectors."""
+    function = _function(by, where)
+    parts = [pl.Series([], dtype=pl.List(pl.Float32))]
+    for start in range(0, len(texts), TEXTS_PER_CALL):
+        part = texts[start : start + TEXTS_PER_CALL].to_list()
+        parts.append(pl.Series(_call(function, part, where)).cast(pl.List(pl.Float32)))
+    return pl.DataFrame({"text": texts, "vector": pl.concat(parts)})
 
 
 def _call(
@@ -69,13 +64,14 @@ def _call(
         returned = function(texts)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the user's code may raise anything: Rust's panics are no
-        # Exception
+    except BaseException as error:  # whatever it raises: a panic of Rust is no Exception
         raise DataError(f"{where} failed on {count} texts: {_told(error)}") from error
     expected = f"expected an array of {count} vectors of numbers, one for each text"
     try:
         vectors = np.asarray(returned)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         kind = type(returned).__name__
         raise DataError(f"{where}: {expected}, received {kind}: {_told(error)}") from error
     if vectors.ndim != 2 or len(vectors) != count or not vectors.shape[1]:
@@ -83,6 +79,8 @@ def _call(
         raise DataError(f"{where}: {expected}, received {received}")
     if vectors.dtype.kind not in _NUMBERS:
         raise DataError(f"{where}: {expected}, received an array of {vectors.dtype}")
+    if np.ma.is_masked(returned):
+        raise DataError(f"{where}: {expected}, received an array with masked values")
     with np.errstate(over="ignore"):  # reading the feature refuses what is not finite
         return vectors.astype(np.float32)
 
@@ -91,6 +89,7 @@ def _function(by: str, where: str) -> Callable[[list[str]], Any]:
     module, _, name = by.partition(":")
     try:
         found = importlib.import_module(module)
+        function = getattr(found, name, None)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a module runs when it is imported
@@ -98,7 +97,6 @@ def _function(by: str, where: str) -> Callable[[list[str]], Any]:
             f"{where}: cannot import {module!r} ({_told(error)}); install it, or name its folder "
             "in PYTHONPATH"
         ) from error
-    function = getattr(found, name, None)
     if function is None:
         public = [n for n, v in vars(found).items() if callable(v) and not n.startswith("_")]
         hint = did_you_mean(name, public)

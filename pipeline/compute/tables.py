@@ -8,27 +8,28 @@ import numpy as np
 import polars as pl
 
 from multigate.configs import Config, DataError
+from multigate.configs.contract import Feature
 from multigate.configs.files import TIME
 from multigate.configs.sections.log import MixedFormat
 from multigate.configs.sections.nearest import did_you_mean, listed
 from multigate.configs.storage import Place
 from multigate.features import Timeline
-from multigate.pipeline.compute.encoders import Encoders
+from multigate.pipeline.compute.encoders import encode
 from multigate.pipeline.core.columns import id_type, table_features
 from multigate.pipeline.read import drift
-from multigate.pipeline.read.derive import derive
+from multigate.pipeline.read.derive import derive, filled
 from multigate.pipeline.read.parse import parse_feature, parse_id, parse_time
 from multigate.pipeline.read.sources import Chunk, expand, read
 
 _KEY = {"users": "user", "items": "item"}
-_WHERE = "__where"
+_WHERE, _TEXT = "__where", "__text/"
 
 SINCE = "table/since"
 """The column of a dated table that says from when on a row holds."""
 
 
 def read_table(
-    config: Config, data: Place, source: str, forgotten: pl.Series | None = None
+    config: Config, data: Place, source: str, forgotten: pl.Series | None
 ) -> pl.DataFrame | None:
     """Read the side table `source` (`users` or `items`), without the rows of users to forget.
 
@@ -46,7 +47,6 @@ def read_table(
         return None
     wanted, optional = _wanted(config, source), _optional(config, source)
     drift.check_rename(table.rename, wanted, f"pipeline.{source}.rename")
-    encoders = Encoders(table.encode, f"pipeline.{source}.encode")
     frames, given = [], set()
     for shard in expand(data, table.files):
         if isinstance(table.format, MixedFormat) and drift.is_marker(shard.name, table.files):
@@ -58,7 +58,7 @@ def read_table(
                 if source == "users" and forgotten is not None:
                     ids = parse_id(raw[table.key], id_type(config, config.contract.user)).values
                     raw = raw.filter(~ids.is_in(forgotten.implode()).fill_null(False))
-                frames.append(_typed(encoders.add(raw), config, source, shard.name))
+                frames.append(_typed(raw, config, source, shard.name))
     if not frames:
         raise DataError(f"pipeline.{source}: {', '.join(table.files)}: the table has no rows")
     for name in sorted(optional - given):
@@ -78,22 +78,52 @@ def read_table(
             f"pipeline.{source}: {one} and {other} differ, and have the same "
             f"{' and '.join(n for n in (table.key, table.time) if n)}; expected one row per {per}"
         )
-    return rows.select(names).sort(*keys)
+    rows = _with_vectors(rows, config, source)
+    return rows.select(*keys, *table_features(config, source)).sort(*keys)
 
 
-def encoded(config: Config, source: str, table: pl.DataFrame | None) -> str | None:
-    """A digest of the vectors that encoders made; None where there are none.
+def _with_vectors(rows: pl.DataFrame, config: Config, source: str) -> pl.DataFrame:
+    """The rows with the features that encoders make of their texts, after all other checks."""
+    rules = getattr(config.pipeline, source).encode
+    if not rules:
+        return rows
+    texts = rows.select(pl.col(_TEXT + name).alias(name) for name in rules)
+    vectors = encode(texts, rules, f"pipeline.{source}.encode")
+    needed = set(required(config, source)) if SINCE in rows.columns else set()
+    for name, feature in _encoded(config, source).items():
+        column = feature.column or name
+        parsed = parse_feature(vectors[column], feature, config.pipeline.log.time_zone)
+        wrong = parsed.reasons.is_not_null()
+        if name in needed:
+            wrong |= parsed.values.is_null()
+        at = wrong.arg_true()
+        if len(at):
+            reason = parsed.reasons[at[0]] or "missing; every row needs it"
+            raise DataError(
+                f"pipeline.{source}: {rows[_WHERE][at[0]]}: {name}: {reason}, made by "
+                f"{rules[column].by}"
+            )
+        rows = rows.with_columns(parsed.values.alias(name))
+    return rows
+
+
+def _encoded(config: Config, source: str) -> dict[str, Feature]:
+    """The features that encoders make."""
+    rules = getattr(config.pipeline, source).encode
+    features = table_features(config, source)
+    return {name: one for name, one in features.items() if (one.column or name) in rules}
+
+
+def digest(config: Config, source: str, table: pl.DataFrame | None) -> str | None:
+    """Of the vectors that encoders made; None where there are none.
 
     A run that goes on where another one was killed must not mix the vectors of two encoders: no
     file's time says that a model or a library has changed.
     """
-    rules = getattr(config.pipeline, source)
-    if table is None or not rules.encode:
+    if table is None or not _encoded(config, source):
         return None
-    features = table_features(config, source)
-    names = [name for name, one in features.items() if (one.column or name) in rules.encode]
     with io.BytesIO() as written:
-        table.select(names).write_ipc(written, compression="uncompressed")
+        table.select(*_encoded(config, source)).write_ipc(written, compression="uncompressed")
         return hashlib.sha256(written.getbuffer()).hexdigest()
 
 
@@ -159,9 +189,10 @@ def _typed(frame: pl.DataFrame, config: Config, source: str, file: str) -> pl.Da
         # If an item's later rows lacked a value, a negative could be drawn that lacks it. An
         # undated table has one answer for all times.
         needed |= {SINCE: table.time, **{name: name for name in required(config, source)}}
-    features = table_features(config, source)
-    for name, feature in features.items():
-        parsed[name] = parse_feature(frame[feature.column or name], feature, zone)
+    encoded = _encoded(config, source)
+    for name, feature in table_features(config, source).items():
+        if name not in encoded:
+            parsed[name] = parse_feature(frame[feature.column or name], feature, zone)
     for name, column in parsed.items():
         wrong = column.reasons.is_not_null()
         if name in needed:
@@ -170,13 +201,11 @@ def _typed(frame: pl.DataFrame, config: Config, source: str, file: str) -> pl.Da
         if len(at):
             reason = column.reasons[at[0]] or "missing; every row needs it"
             shown = needed.get(name, name)
-            rule = None if name not in features else table.encode.get(features[name].column or name)
-            made = "" if rule is None else f", made by {rule.by}"
-            raise DataError(f"{where}: line {frame[_WHERE][at[0]]}: {shown}: {reason}{made}")
-    lines = frame[_WHERE].cast(pl.String)
-    return pl.DataFrame(
-        [*(column.values.alias(name) for name, column in parsed.items())]
-    ).with_columns((f"{file}: line " + lines).alias(_WHERE))
+            raise DataError(f"{where}: line {frame[_WHERE][at[0]]}: {shown}: {reason}")
+    columns = [column.values.alias(name) for name, column in parsed.items()]
+    columns += [filled(frame[rule.text]).alias(_TEXT + name) for name, rule in table.encode.items()]
+    lines = f"{file}: line " + frame[_WHERE].cast(pl.String)
+    return pl.DataFrame([*columns, lines.alias(_WHERE)])
 
 
 def join_table(

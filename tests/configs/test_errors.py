@@ -2,7 +2,7 @@
 
 import pytest
 
-from multigate.configs.errors import one_line
+from multigate.configs.errors import DataError, one_line
 
 
 class UnspeakableError(Exception):
@@ -20,6 +20,7 @@ class UnspeakableError(Exception):
         (UnspeakableError(), "UnspeakableError"),
         (ValueError("x" * 300), "x" * 300),
         (ValueError("x" * 301), "x" * 299 + "…"),
+        (DataError("ours " * 100 + "end"), "ours " * 100 + "end"),
     ],
 )
 def test_a_library_s_message_becomes_one_line(error: Exception, line: str) -> None:

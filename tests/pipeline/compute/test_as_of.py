@@ -336,9 +336,9 @@ def test_a_table_may_have_parts_without_rows(event_config, tmp_path):
     config = event_config(**{**CONTRACT, "pipeline.users": parts})
     table.clear().write_parquet(tmp_path / "users-0.parquet")
     with pytest.raises(DataError, match=r"pipeline\.users: users\*: the table has no rows"):
-        read_table(config, tmp_path, "users")
+        read_table(config, tmp_path, "users", None)
     table.write_parquet(tmp_path / "users-1.parquet")
-    assert len(read_table(config, tmp_path, "users")) == 1
+    assert len(read_table(config, tmp_path, "users", None)) == 1
 
 
 def test_feedback_in_files_of_its_own(golden, event_config, read_examples, tmp_path):

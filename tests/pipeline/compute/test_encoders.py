@@ -12,6 +12,7 @@ from multigate.configs.config import Config
 from multigate.configs.errors import ConfigError, DataError
 from multigate.configs.files import SPLITS
 from multigate.configs.sections.base import parse
+from multigate.jobs.onboarding.check import check
 from multigate.pipeline import job
 from multigate.pipeline.audit.audit import audit
 from multigate.pipeline.compute.tables import read_table
@@ -81,6 +82,24 @@ def panics(texts):
 
 def interrupted(texts):
     raise KeyboardInterrupt
+
+def masked(texts):
+    return np.ma.masked_greater(np.arange(2.0 * len(texts)).reshape(-1, 2), 2)
+
+def outlier(texts):
+    return [[1000, len(text) + SHAKE] for text in texts]
+
+class Stops:
+    def __array__(self, *rest, **more):
+        raise SystemExit("no\\nmemory")
+
+def stops(texts):
+    return Stops()
+
+def __getattr__(name):
+    if name == "lazy":
+        raise ImportError("lazy needs torch")
+    raise AttributeError(name)
 
 def greedy(texts):
     vectors = [[len(text), 0] for text in texts]
@@ -173,14 +192,14 @@ def test_examples_and_snapshot_hold_the_encoder_s_vectors(data: Path, tmp_path: 
 
 
 def test_each_text_is_encoded_once_and_without_blanks(data: Path) -> None:
-    read_table(config(), data, "items")
+    read_table(config(), data, "items", None)
     assert sys.modules["my_encoders"].CALLS == [["Three trees", "Elm"]]
 
 
 def test_derived_columns_are_encoded(data: Path) -> None:
     derive = {"both": {"join": ["title", "topic"], "separator": " "}}
     encode = {"cover": {"text": "both", "by": "my_encoders:titles"}}
-    read_table(config(derive=derive, encode=encode), data, "items")
+    read_table(config(derive=derive, encode=encode), data, "items", None)
     (texts,) = sys.modules["my_encoders"].CALLS
     assert texts == ["Three trees x", "y", "Three trees", "Elm z"]
 
@@ -200,6 +219,9 @@ def test_derived_columns_are_encoded(data: Path) -> None:
         ("my_encoders:absent", r"received NoneType of the shape \(\)"),
         ("my_encoders:dates", r"received an array of datetime64\[s\]"),
         ("my_encoders:imaginary", "received an array of complex128"),
+        ("my_encoders:masked", "received an array with masked values"),
+        ("my_encoders:stops", "received Stops: SystemExit: no memory$"),
+        ("my_encoders:lazy", r"cannot import 'my_encoders' \(ImportError: lazy needs torch\)"),
         ("my_encoders:unspeakable", "failed on 2 texts: Unspeakable$"),
         ("my_encoders:panics", r"failed on 2 texts: Panic: \[31mout of .{,290}…$"),
         ("my_encoders:broken", "my_encoders:broken failed on 2 texts: RuntimeError: no weights$"),
@@ -266,20 +288,20 @@ def test_a_vector_of_the_log_is_named() -> None:
 def test_texts_cannot_be_renamed_away(data: Path, name: str) -> None:
     """Their column would be empty, and no vector made."""
     with pytest.raises(ConfigError, match=r"pipeline.items.rename: "):
-        read_table(config(rename={name: ["title"]}), data, "items")
+        read_table(config(rename={name: ["title"]}), data, "items", None)
 
 
 def test_an_earlier_name_of_the_texts_is_read(data: Path) -> None:
     path = data / "items.csv"
     path.write_text(path.read_text().replace("title", "heading", 1))
-    read_table(config(rename={"title": ["heading"]}), data, "items")
+    read_table(config(rename={"title": ["heading"]}), data, "items", None)
     assert sys.modules["my_encoders"].CALLS == [["Three trees", "Elm"]]
 
 
 def test_a_text_of_two_files_is_encoded_once(data: Path) -> None:
     (data / "more.csv").write_text("item,title,topic\ne,Elm,x\nf,Oak,\n")
-    table = read_table(config(files=["items.csv", "more.csv"]), data, "items")
-    assert sys.modules["my_encoders"].CALLS == [["Three trees", "Elm"], ["Oak"]]
+    table = read_table(config(files=["items.csv", "more.csv"]), data, "items", None)
+    assert sys.modules["my_encoders"].CALLS == [["Three trees", "Elm", "Oak"]]
     assert table is not None
     found: dict[str, Any] = dict(table.select("item", "cover").rows())
     assert (found["d"], found["e"], found["f"]) == ([3, 0], [3, 0], [3, 0])
@@ -288,7 +310,7 @@ def test_a_text_of_two_files_is_encoded_once(data: Path) -> None:
 def test_a_call_has_at_most_1024_texts(data: Path) -> None:
     rows = [f"i{at},text {at},x" for at in range(2500)]
     (data / "items.csv").write_text("\n".join(["item,title,topic", *rows]) + "\n")
-    read_table(config(), data, "items")
+    read_table(config(), data, "items", None)
     calls = sys.modules["my_encoders"].CALLS
     assert [len(call) for call in calls] == [1024, 1024, 452]
     assert [text for call in calls for text in call] == [f"text {at}" for at in range(2500)]
@@ -300,21 +322,21 @@ def test_rules_read_the_files_texts_in_any_order(data: Path, names: tuple[str, s
     given = values(encode={name: {"text": "title", "by": "my_encoders:titles"} for name in names})
     features = given["contract"]["features"]
     features["title"] = features["cover"]
-    table = read_table(parse(Config, given, "encoded.yaml"), data, "items")
+    table = read_table(parse(Config, given, "encoded.yaml"), data, "items", None)
     assert table is not None
     assert table["title"].to_list() == table["cover"].to_list() == [[11, 4], None, [11, 4], [3, 0]]
     assert sys.modules["my_encoders"].CALLS == [["Three trees", "Elm"]]
 
 
 def test_an_encoder_may_change_its_list(data: Path) -> None:
-    table = read_table(config(**by("my_encoders:greedy")), data, "items")
+    table = read_table(config(**by("my_encoders:greedy")), data, "items", None)
     assert table is not None
     assert table["cover"].to_list() == [[11, 0], None, [11, 0], [3, 0]]
 
 
 def test_an_interrupt_is_no_failure_of_the_encoder(data: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        read_table(config(**by("my_encoders:interrupted")), data, "items")
+        read_table(config(**by("my_encoders:interrupted")), data, "items", None)
 
 
 def test_no_encoder_sees_the_texts_of_users_to_forget(data: Path, tmp_path: Path) -> None:
@@ -330,10 +352,52 @@ def test_no_encoder_sees_the_texts_of_users_to_forget(data: Path, tmp_path: Path
     one = parse(Config, given, "encoded.yaml")
     job.run(one, data, tmp_path / "made", forget=tmp_path / "gone.txt")
     audit(one, data, tmp_path / "made", forget=tmp_path / "gone.txt")
+    (data / "gone.txt").write_text("u1\n")
+    given["pipeline"]["forget"] = "gone.txt"
+    check(parse(Config, given, "encoded.yaml"), data)
     assert {text for call in sys.modules["my_encoders"].CALLS for text in call} == {
         "about zero",
         "about two",
     }
+
+
+def test_the_audit_finds_another_vector_beside_a_large_number(data: Path, tmp_path: Path) -> None:
+    one = config(**by("my_encoders:outlier"))
+    job.run(one, data, tmp_path / "made")
+    sys.modules["my_encoders"].SHAKE = 0.5  # type: ignore[attr-defined]
+    with pytest.raises(DataError, match=r"'cover': number 2 of 2: expected (11|3).5 .* received "):
+        audit(one, data, tmp_path / "made")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "before", "after"),
+    [("int", "9007199254740993|5", "9007199254740992|5"), ("string", "x|y", "x|w")],
+)
+def test_the_audit_finds_another_list_of_a_table(
+    data: Path, tmp_path: Path, dtype: str, before: str, after: str
+) -> None:
+    given = values(encode={})
+    given["contract"]["features"]["cover"] = {
+        **{"kind": "id_list", "side": "item", "source": "items", "dtype": dtype},
+        **{"column": "topic", "max_length": 3},
+    }
+    one, items = parse(Config, given, "encoded.yaml"), data / "items.csv"
+    items.write_text("item,topic\n" + "".join(f"{item},{before}\n" for item in "abcd"))
+    job.run(one, data, tmp_path / "made")
+    items.write_text(items.read_text().replace(before, after))
+    with pytest.raises(DataError, match=r"feature 'cover': expected \[.*from the items table"):
+        audit(one, data, tmp_path / "made")
+
+
+def test_nothing_is_encoded_for_a_run_that_cannot_be(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    with pytest.raises(DataError, match="already exists"):
+        job.run(config(), data, tmp_path / "made")
+    with (data / "items.csv").open("a") as items:
+        items.write("a,Another title,x\n")
+    with pytest.raises(DataError, match="expected one row per id"):
+        job.run(config(), data, tmp_path / "other")
+    assert "my_encoders" not in sys.modules
 
 
 @pytest.mark.parametrize("shake", [1e-3, 1.0])
@@ -351,7 +415,7 @@ def test_the_audit_allows_an_encoder_to_round(data: Path, tmp_path: Path, shake:
 def test_a_missing_column_of_texts_is_named(data: Path) -> None:
     wrong = config(encode={"cover": {"text": "name", "by": "my_encoders:titles"}})
     with pytest.raises(DataError, match="no column 'name'"):
-        read_table(wrong, data, "items")
+        read_table(wrong, data, "items", None)
 
 
 def test_check_runs_the_encoder(
