@@ -1,14 +1,14 @@
-"""Unedited drafts of six invented logs, beside LightGBM on the same examples.
+"""Unedited drafts of twelve invented logs, beside LightGBM on the same examples.
 
     python benchmarks/drafts_invented.py --work FOLDER [--logs sports market ...] [--seeds 1]
 
-Makes each log (`data_sets/invented.py`, whose rules nobody changed after a training), drafts it
-with `multigate init`, makes its examples, trains, and compares the test split with
-`--baseline lightgbm`: one model a task, the best by task of six settings on validation, with the
-draft's features and not the place.  Drafts were changed for what they lost on sports and groceries
-(docs/results/bakeoff.md), so that these two judge them no longer.  Each run is one line of
-FOLDER/invented.jsonl: started again, the benchmark goes on where it was stopped; another version
-needs another folder.
+Makes each log (`data_sets/invented.py`, and `data_sets/businesses.py` for the names that end in 2;
+nobody changed their rules after a training), drafts it with `multigate init`, makes its examples,
+trains, and compares the test split with `--baseline lightgbm`: one model a task, the best by task
+of six settings on validation, with the draft's features and not the place.  Drafts were changed
+for what they lost on sports and groceries (docs/results/bakeoff.md), so that these two judge them
+no longer.  Each run is one line of FOLDER/invented.jsonl: started again, the benchmark goes on
+where it was stopped; another version needs another folder.
 
 Prints a table in Markdown: means over the binary tasks with the paired difference over users, 95 %
 (▲: the draft is ahead beyond chance, ▼: behind), and of all tasks those that are ahead and behind
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from data_sets.invented import WORLDS
+from data_sets import businesses, invented
 from papers.rows import Row, Rows
 
 from multigate.configs.config import Config
@@ -31,6 +31,7 @@ from multigate.jobs.onboarding.draft import draft
 
 WORLD = 11
 """The seed of the logs."""
+LOGS = [*invented.WORLDS, *(f"{name}2" for name in businesses.WORLDS)]
 REPLICATES = 500
 
 
@@ -39,7 +40,10 @@ def run(work: Path, key: Row) -> Row:
     name, log, examples = key["log"], work / key["log"], work / f"{key['log']}-examples"
     if not log.exists():
         log.mkdir()
-        WORLDS[name](log, np.random.default_rng(WORLD))
+        if name in invented.WORLDS:
+            invented.WORLDS[name](log, np.random.default_rng(WORLD))
+        else:
+            businesses.WORLDS[name.removesuffix("2")](log, WORLD)
     values = draft(log, name).values
     values["train"]["seed"] = key["seed"]
     values["evaluation"]["replicates"] = REPLICATES
@@ -84,7 +88,7 @@ def draw(rows: list[Row]) -> list[str]:
         "|" + " --- |" * 8,
     ]
     behind = []
-    for row in sorted(rows, key=lambda row: (list(WORLDS).index(row["log"]), row["seed"])):
+    for row in sorted(rows, key=lambda row: (LOGS.index(row["log"]), row["seed"])):
         cells = [f"{row['log']}, {row['seed']}"]
         for mean in (row["auc"], row["within_users"]):
             cells += _cells(mean)
@@ -112,7 +116,7 @@ def main() -> None:
     """Run what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder of logs, examples, rows")
-    parser.add_argument("--logs", nargs="+", default=list(WORLDS), choices=WORLDS)
+    parser.add_argument("--logs", nargs="+", default=LOGS, choices=LOGS)
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0, 1, ... of each training")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)

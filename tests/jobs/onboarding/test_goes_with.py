@@ -67,6 +67,24 @@ def test_a_price_that_changes_at_times_is_the_item_s(tmp_path: Path) -> None:
     assert found["coupon"]["side"] == "context"
 
 
+def test_bursts_of_news_are_no_visits(tmp_path: Path) -> None:
+    """Most readers of an article come within an hour, and each for one article."""
+    rng, rows = random.Random(7), []
+    for article in range(400):
+        for reader in rng.sample(range(900), 12):
+            late = rng.randrange(1500) if rng.random() < 0.7 else rng.randrange(150_000)
+            row = {"time": START + 3000 * article + late, "reader": f"r{reader}"}
+            row |= {"article": f"a{article}", "event": "view", "team": f"t{article % 30}"}
+            rows.append(row)
+            if rng.random() < 0.1:
+                rows.append(row | {"time": row["time"] + 30, "event": "share"})
+    write(tmp_path, sorted(rows, key=lambda row: row["time"]))
+    made = draft(tmp_path, "news")
+    contract = made.values["contract"]
+    assert (contract["user"], contract["item"]) == ("reader", "article")
+    assert "rows of one 'article' stand closer together" in str(made.notes)
+
+
 def searches() -> list[dict[str, Any]]:
     """Lists of offers with numbers of sellers, and ways that have nothing to do with these."""
     rng, made = random.Random(6), []
