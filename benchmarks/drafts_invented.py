@@ -20,7 +20,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from data_sets import businesses, invented
 from papers.rows import Row, Rows
 
@@ -31,7 +30,7 @@ from multigate.jobs.onboarding.draft import draft
 
 WORLD = 11
 """The seed of the logs."""
-LOGS = [*invented.WORLDS, *(f"{name}2" for name in businesses.WORLDS)]
+LOGS = invented.WORLDS | {f"{name}2": write for name, write in businesses.WORLDS.items()}
 REPLICATES = 500
 
 
@@ -40,10 +39,7 @@ def run(work: Path, key: Row) -> Row:
     name, log, examples = key["log"], work / key["log"], work / f"{key['log']}-examples"
     if not log.exists():
         log.mkdir()
-        if name in invented.WORLDS:
-            invented.WORLDS[name](log, np.random.default_rng(WORLD))
-        else:
-            businesses.WORLDS[name.removesuffix("2")](log, WORLD)
+        LOGS[name](log, WORLD)
     values = draft(log, name).values
     values["train"]["seed"] = key["seed"]
     values["evaluation"]["replicates"] = REPLICATES
@@ -88,7 +84,7 @@ def draw(rows: list[Row]) -> list[str]:
         "|" + " --- |" * 8,
     ]
     behind = []
-    for row in sorted(rows, key=lambda row: (LOGS.index(row["log"]), row["seed"])):
+    for row in sorted(rows, key=lambda row: (list(LOGS).index(row["log"]), row["seed"])):
         cells = [f"{row['log']}, {row['seed']}"]
         for mean in (row["auc"], row["within_users"]):
             cells += _cells(mean)
@@ -116,7 +112,7 @@ def main() -> None:
     """Run what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder of logs, examples, rows")
-    parser.add_argument("--logs", nargs="+", default=LOGS, choices=LOGS)
+    parser.add_argument("--logs", nargs="+", default=list(LOGS), choices=LOGS)
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0, 1, ... of each training")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)

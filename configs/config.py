@@ -247,19 +247,18 @@ class Config(Frozen):
         for source in ("users", "items"):
             table = getattr(self.pipeline, source)
             for column in () if table is None else table.encode:
-                readers = {
-                    name: feature.kind
+                named = {
+                    name: feature
                     for name, feature in self.contract.features.items()
-                    if feature.source == source and (feature.column or name) == column
+                    if (feature.column or name) == column
                 }
+                readers = {n: one.kind for n, one in named.items() if one.source == source}
                 if not readers or set(readers.values()) != {"vector"}:
                     kinds = (f"{name!r} of kind {kind}" for name, kind in readers.items())
                     elsewhere = (
                         f"; {name!r} reads a column of that name of {feature.source}"
-                        for name, feature in self.contract.features.items()
-                        if not readers
-                        and feature.kind == "vector"
-                        and (feature.column or name) == column
+                        for name, feature in named.items()
+                        if not readers and feature.kind == "vector"
                     )
                     raise contradiction(
                         f"pipeline.{source}.encode.{column}: expected features of kind vector with "

@@ -41,6 +41,16 @@ _UNUSED = 7 * 24 * 3600  # seconds
 _ABANDONED = 3600  # seconds after which a temporary file of one write has no writer any more
 
 
+def refuse_existing(path: Path) -> None:
+    """Refuse to write where there is something already.
+
+    Raises:
+        DataError: `path` exists.
+    """
+    if path.exists():
+        raise DataError(f"{path}: already exists; choose another output folder or remove it")
+
+
 @contextmanager
 def new_folder(path: Path, adopt: Callable[[Path], bool] | None = None) -> Iterator[Path]:
     """Write a folder under a temporary name and rename it when the block ends well.
@@ -55,13 +65,10 @@ def new_folder(path: Path, adopt: Callable[[Path], bool] | None = None) -> Itera
     Raises:
         DataError: `path` exists, or another run made it meanwhile.
     """
-    exists = DataError(f"{path}: already exists; choose another output folder or remove it")
-    if path.exists():
-        raise exists
+    refuse_existing(path)
     with temporary_folder(path, adopt) as temporary:
         yield temporary
-        if path.exists():
-            raise exists
+        refuse_existing(path)
         temporary.rename(path)
 
 

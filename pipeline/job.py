@@ -17,7 +17,13 @@ import polars as pl
 
 from multigate.configs import Config, DataError, progress
 from multigate.configs.examples_store import new_examples
-from multigate.configs.files import ExamplesFolder, new_part, remove_partial, write_json
+from multigate.configs.files import (
+    ExamplesFolder,
+    new_part,
+    refuse_existing,
+    remove_partial,
+    write_json,
+)
 from multigate.configs.statistics import Statistics
 from multigate.configs.storage import Place, place
 from multigate.pipeline.compute import tables, totals
@@ -114,8 +120,8 @@ def run(
     usual = default_shuffle(options)
     local = (shuffle or usual) == "files"
     buckets = count_buckets(config, shards)
-    if isinstance(out, Path) and out.exists():  # before users' functions run for an hour
-        raise DataError(f"{out}: already exists; choose another output folder or remove it")
+    if isinstance(out, Path):
+        refuse_existing(out)  # before users' functions run for an hour
     sides = {
         source: tables.read_table(config, data, source, forgotten) for source in ("users", "items")
     }

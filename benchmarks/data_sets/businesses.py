@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from data_sets.invented import happens, sigmoid
 from numpy.random import Generator
 from numpy.typing import NDArray
 
@@ -37,14 +38,6 @@ Array = NDArray[Any]
 
 GOODS = ["rice", "beans", "chicken", "tofu", "lemon", "garlic", "cream", "chili", "peanuts"]
 GOODS += ["basil", "potato", "lentils", "shrimp", "mushroom", "tomato", "feta", "coconut", "egg"]
-
-
-def sigmoid(logit: Any) -> Any:
-    return 1 / (1 + np.exp(-logit))
-
-
-def happens(rng: Generator, logit: Array) -> Array:
-    return rng.random(len(logit)) < sigmoid(logit)
 
 
 def shares(values: int, power: float) -> Array:

@@ -23,13 +23,14 @@ Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
 
-def sports(folder: Path, rng: Generator) -> None:
+def sports(folder: Path, seed: int) -> None:
     """Events in CSV, times in ms: readers view articles, and share or comment on some.
 
     Readers have a club that they read everything about, and otherwise read what is fresh: an
     article loses half of its pull in 18 hours.  Who reads to the end depends on length (short, or
     about the club) and on the hour: nobody reads long texts before nine.  Few readers comment.
     """
+    rng = np.random.default_rng(seed)
     users, items, rows = 1200, 2500, 40_000
     club, words = rng.integers(0, 24, items), rng.lognormal(6, 0.6, items).astype(int)
     video, born = rng.random(items) < 0.3, np.sort(rng.uniform(0, 28, items))
@@ -44,8 +45,8 @@ def sports(folder: Path, rng: Generator) -> None:
     hour, own = 24 * (day % 1), club[item] == fan[user]
     to_the_end = (words[item] < 300) | (own & (hour > 9)) | video[item]
     seconds = np.where(to_the_end, words[item] / 4, 12) * rng.lognormal(0, 0.5, rows)
-    shared = _drawn(rng, -4 + 1.5 * own + 1.2 * video[item] + 0.8 * (hour > 20))
-    commented = _drawn(rng, -4.5 + talker[user] + 1.5 * own - 1.0 * video[item])
+    shared = happens(rng, -4 + 1.5 * own + 1.2 * video[item] + 0.8 * (hour > 20))
+    commented = happens(rng, -4.5 + talker[user] + 1.5 * own - 1.0 * video[item])
     views = {
         "time_ms": _times(day) * 1000,
         "reader": user + 5000,
@@ -71,13 +72,14 @@ def sports(folder: Path, rng: Generator) -> None:
     pl.concat(frames).sort("time_ms", maintain_order=True).write_csv(folder / "events.csv")
 
 
-def groceries(folder: Path, rng: Generator) -> None:
+def groceries(folder: Path, seed: int) -> None:
     """Events in JSON lines, ISO times: shoppers open products, put them into the basket, buy.
 
     Each shopper has a highest price per category, above which nothing is bought, and buys the same
     few products again.  A discount counts for half of the shoppers only.  Baskets are bought or
     left whole: on Saturdays nearly always.
     """
+    rng = np.random.default_rng(seed)
     users, items, rows = 1500, 900, 45_000
     aisle, price = rng.integers(0, 15, items), rng.lognormal(1.2, 0.7, items).round(2)
     popular = rng.pareto(1.2, items) + 0.1
@@ -93,9 +95,9 @@ def groceries(folder: Path, rng: Generator) -> None:
     off = rng.random(rows) < 0.2
     paid = (price[item] * np.where(off, 0.75, 1)).round(2)
     dear = paid > limit[user, aisle[item]]
-    basket = _drawn(rng, -1.2 + 1.5 * own - 3 * dear + 1.2 * (off & thrifty[user]))
+    basket = happens(rng, -1.2 + 1.5 * own - 3 * dear + 1.2 * (off & thrifty[user]))
     weekday = (day.astype(int) + 2) % 7
-    bought = basket & _drawn(rng, -0.3 + 2.0 * (weekday == 5) + 0.8 * own)
+    bought = basket & happens(rng, -0.3 + 2.0 * (weekday == 5) + 0.8 * own)
     lines: list[tuple[int, dict[str, Any]]] = []
     for at, second in enumerate(_times(day).tolist()):
         one = {
@@ -115,13 +117,14 @@ def groceries(folder: Path, rng: Generator) -> None:
             file.write(json.dumps({"at": _iso(second)} | event) + "\n")
 
 
-def jobs(folder: Path, rng: Generator) -> None:
+def jobs(folder: Path, seed: int) -> None:
     """Lists in CSV and a table of offers: clicks and applications, by thresholds alone.
 
     Ids mean nothing.  A click needs the field or a salary a tenth above today's; an application
     also a way of at most 30 km, or remote work, and a level that is not below one's own.  Clicks
     fall with the place in the list.
     """
+    rng = np.random.default_rng(seed)
     users, items, lists, size = 2500, 1600, 4500, 10
     field, level = rng.integers(0, 9, items), rng.integers(1, 5, items)
     salary = (30 + 12 * level + rng.normal(0, 8, items)).round(1)
@@ -136,9 +139,9 @@ def jobs(folder: Path, rng: Generator) -> None:
     km = np.hypot(x[item] - home_x[user], y[item] - home_y[user]).round(1)
     fits = own_field[user] == field[item]
     better = salary[item] > 1.1 * today[user]
-    click = _drawn(rng, -3.2 + 1.8 * fits + 1.4 * (fits & better) + 0.7 * better - 0.12 * place)
+    click = happens(rng, -3.2 + 1.8 * fits + 1.4 * (fits & better) + 0.7 * better - 0.12 * place)
     near = (km < 30) | remote[item]
-    apply = click & _drawn(rng, -2.5 + 2.2 * near + 1.2 * (level[item] >= own_level[user]))
+    apply = click & happens(rng, -2.5 + 2.2 * near + 1.2 * (level[item] >= own_level[user]))
     pl.DataFrame(
         {
             "shown_at": _times(day),
@@ -166,13 +169,14 @@ def jobs(folder: Path, rng: Generator) -> None:
     ).write_csv(folder / "offers.csv")
 
 
-def music(folder: Path, rng: Generator) -> None:
+def music(folder: Path, seed: int) -> None:
     """Plays in CSV and a table of listeners: seconds, skips and likes, by latent factors.
 
     Listeners and tracks have eight factors each; their product decides.  Genres follow one factor
     loosely.  In the car (mornings and evenings of weekdays) nobody skips with one's hands on the
     wheel.  Older listeners skip less.
     """
+    rng = np.random.default_rng(seed)
     users, items, rows = 800, 1500, 55_000
     of_user, of_item = rng.normal(0, 1, (users, 8)), rng.normal(0, 0.5, (items, 8))
     genre = np.digitize(of_item[:, 0] + rng.normal(0, 0.4, items), [-0.7, -0.3, 0, 0.3, 0.7])
@@ -186,8 +190,8 @@ def music(folder: Path, rng: Generator) -> None:
     taste = (of_user[user] * of_item[item]).sum(axis=1)
     hour, weekday = 24 * (day % 1), day.astype(int) % 7
     car = (weekday < 5) & (((hour > 7) & (hour < 9)) | ((hour > 17) & (hour < 19)))
-    skip = _drawn(rng, -0.7 - 1.1 * taste - 1.5 * car - 0.02 * (age[user] - 40))
-    like = ~skip & _drawn(rng, -3.6 + 1.3 * taste)
+    skip = happens(rng, -0.7 - 1.1 * taste - 1.5 * car - 0.02 * (age[user] - 40))
+    like = ~skip & happens(rng, -3.6 + 1.3 * taste)
     seconds = np.where(skip, rng.uniform(2, 45, len(user)), length[item]).round(1)
     pl.DataFrame(
         {
@@ -211,13 +215,14 @@ def music(folder: Path, rng: Generator) -> None:
     ).write_csv(folder / "listeners.csv")
 
 
-def recipes(folder: Path, rng: Generator) -> None:
+def recipes(folder: Path, seed: int) -> None:
     """Lists in JSON lines and a table of recipes: opened, cooked, and stars of some that were.
 
     Each user cannot stand four of forty ingredients, and avoids a recipe that names one.  On
     weekdays nobody cooks for longer than 45 minutes.  Some recipes are simply better.  Stars fall
     with the minutes that it took beyond what was promised.
     """
+    rng = np.random.default_rng(seed)
     users, items, lists, size = 1400, 700, 5000, 6
     food = [f"ingredient {one}" for one in range(40)]
     parts = [rng.choice(40, rng.integers(3, 9), replace=False) for _ in range(items)]
@@ -233,9 +238,9 @@ def recipes(folder: Path, rng: Generator) -> None:
     place = np.tile(np.arange(size), lists)
     bad = holds[item[:, None], hates[user]].any(axis=1)
     weekend = (day.astype(int) % 7) >= 5
-    opened = _drawn(rng, -0.9 + good[item] + bold[user] - 2 * bad - 0.25 * place)
+    opened = happens(rng, -0.9 + good[item] + bold[user] - 2 * bad - 0.25 * place)
     long = (minutes[item] > 45) & ~weekend
-    cooked = opened & _drawn(rng, -0.6 + 0.8 * good[item] - 1.5 * bad - 2.5 * long)
+    cooked = opened & happens(rng, -0.6 + 0.8 * good[item] - 1.5 * bad - 2.5 * long)
     late = rng.normal(0, 1, len(user)) + (minutes[item] < 20)
     stars = (4.2 + good[item] - 0.6 * late.clip(0) + rng.normal(0, 0.5, len(user))).round()
     rated = cooked & (rng.random(len(user)) < 0.4)
@@ -261,13 +266,14 @@ def recipes(folder: Path, rng: Generator) -> None:
             file.write(json.dumps(row | {"minutes": int(minutes[at])}) + "\n")
 
 
-def market(folder: Path, rng: Generator) -> None:
+def market(folder: Path, seed: int) -> None:
     """Lists in CSV, one file a week: second-hand offers, most of them a few days old.
 
     A buyer writes if the price is below what the category and the condition are worth, unless it is
     so low that it looks like a trap, and the way is short; everybody has a longest way.  Sellers
     differ in whether they answer, and so in whether they sell.
     """
+    rng = np.random.default_rng(seed)
     users, items, lists, size = 3000, 6000, 6000, 8
     kind, condition = rng.integers(0, 12, items), rng.integers(1, 6, items)
     worth = np.exp(rng.normal(4, 0.8, 12))[kind] * (0.4 + 0.15 * condition)
@@ -286,9 +292,9 @@ def market(folder: Path, rng: Generator) -> None:
     cheap = (ratio < 0.9) & (ratio > 0.45)
     wanted = (wants[user] == kind[item][:, None]).any(axis=1)
     score = -4 + 1.6 * cheap + 1.8 * wanted - 2.5 * (km > farthest[user]) - 0.1 * place
-    viewed = _drawn(rng, score + 2.2)
-    wrote = viewed & _drawn(rng, score + 2.6)
-    sold = wrote & _drawn(rng, -1 + answers[seller[item]] + 0.5 * (condition[item] > 3))
+    viewed = happens(rng, score + 2.2)
+    wrote = viewed & happens(rng, score + 2.6)
+    sold = wrote & happens(rng, -1 + answers[seller[item]] + 0.5 * (condition[item] > 3))
     table = pl.DataFrame(
         {
             "ts": [_iso(second) for second in _times(day).tolist()],
@@ -312,7 +318,7 @@ def market(folder: Path, rng: Generator) -> None:
         table.filter(week == one).write_csv(folder / f"week-{one}.csv")
 
 
-WORLDS: dict[str, Callable[[Path, Generator], None]] = {
+WORLDS: dict[str, Callable[[Path, int], None]] = {
     one.__name__: one for one in (sports, groceries, jobs, music, recipes, market)
 }
 
@@ -338,5 +344,10 @@ def _iso(second: int) -> str:
     return str(np.datetime64(second, "s")) + "Z"
 
 
-def _drawn(rng: Generator, logit: Floats) -> NDArray[np.bool_]:
-    return rng.random(len(logit)) < 1 / (1 + np.exp(-logit))
+def sigmoid(logit: Any) -> Any:
+    return 1 / (1 + np.exp(-logit))
+
+
+def happens(rng: Generator, logit: Floats) -> NDArray[np.bool_]:
+    """Draw what has these logits, (rows,)."""
+    return rng.random(len(logit)) < sigmoid(logit)

@@ -131,10 +131,14 @@ def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
 
 
 def _side_tables(config: Config, data: Place, found: Checked) -> dict[str, pl.DataFrame]:
-    made = {}
+    made: dict[str, pl.DataFrame] = {}
+    try:
+        forgotten = erasure.read_list(config, data, None)
+    except DataError as error:
+        found.fail("pipeline.forget", str(error))
+        return made
     for source in ("users", "items"):
         try:
-            forgotten = erasure.read_list(config, data, None)
             table = tables.read_table(config, data, source, forgotten)
         except DataError as error:
             found.fail(f"pipeline.{source}", str(error))

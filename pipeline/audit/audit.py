@@ -40,7 +40,13 @@ from multigate.pipeline.audit.recompute import (
 )
 from multigate.pipeline.compute.rates import categories
 from multigate.pipeline.compute.tables import SINCE, read_table
-from multigate.pipeline.core.columns import counters, entry_lists, history_features, table_features
+from multigate.pipeline.core.columns import (
+    counters,
+    encoded_features,
+    entry_lists,
+    history_features,
+    table_features,
+)
 from multigate.pipeline.read.erasure import read_list
 
 _SOURCES = ("users", "items")
@@ -177,12 +183,7 @@ def _check_table(
         DataError: an example holds something else.
     """
     key = config.contract.user if source == "users" else config.contract.item
-    rules = getattr(config.pipeline, source).encode
-    allowed = {
-        name: _rounding(table[name])
-        for name, feature in table_features(config, source).items()
-        if (feature.column or name) in rules
-    }
+    allowed = {name: _rounding(table[name]) for name in encoded_features(config, source)}
     by_id = groups(table.filter(pl.col(key).is_in([row[key] for row in rows])).to_dicts(), key)
     for row in rows:
         known: Row = {}
@@ -191,16 +192,15 @@ def _check_table(
             if since is None or since.replace(tzinfo=None) <= row[TIME]:
                 known = candidate
         for name, feature in table_features(config, source).items():
-            expected = known.get(name)
+            expected: Any = known.get(name)
             if isinstance(feature, NumberFeature) and feature.age is not None:
                 expected = _age(expected, row[TIME])
-            made_by = f"the {source} table as of {row[TIME]}"
-            problem = None
-            both = expected is not None and row[name] is not None
-            if isinstance(feature, VectorFeature) and both:
-                problem = _differs(known[name], row[name], allowed.get(name), made_by)
+            origin, problem = f"the {source} table as of {row[TIME]}", None
+            there = expected is not None and row[name] is not None
+            if isinstance(feature, VectorFeature) and there:
+                problem = _differs(expected, row[name], allowed.get(name), origin)
             elif row[name] != expected:
-                problem = f"expected {expected!r} from {made_by}, received {row[name]!r}"
+                problem = f"expected {expected!r} from {origin}, received {row[name]!r}"
             if problem is not None:
                 where = f"{examples}: {row['split']}: {IMPRESSION} {row[IMPRESSION]}"
                 raise DataError(f"{where}: feature {name!r}: {problem}")
@@ -216,7 +216,7 @@ def _rounding(vectors: pl.Series) -> NDArray[np.float64]:
 
 
 def _differs(
-    expected: list[float], received: list[float], allowed: NDArray[np.float64] | None, source: str
+    expected: list[float], received: list[float], allowed: NDArray[np.float64] | None, origin: str
 ) -> str | None:
     """Say where a vector differs from that of a side table; None where it does not.
 
@@ -224,18 +224,18 @@ def _differs(
         expected: of the table.
         received: of the example.
         allowed: (size,) of what an encoder made, which may round otherwise.
-        source: says where the table's is from.
+        origin: where the table's is from, in words.
     """
     again, made = np.asarray(expected, np.float64), np.asarray(received, np.float64)
     if again.shape != made.shape:
-        return f"expected {len(again)} numbers from {source}, received {len(made)}"
+        return f"expected {len(again)} numbers from {origin}, received {len(made)}"
     places = np.flatnonzero(~(np.abs(again - made) <= (0.0 if allowed is None else allowed)))
     if not len(places):
         return None
     at = places[0]
     hint = "; does its encoder give a text the same vector each time?"
     return (
-        f"number {at + 1} of {len(again)}: expected {again[at]} from {source}, received "
+        f"number {at + 1} of {len(again)}: expected {again[at]} from {origin}, received "
         f"{made[at]}{'' if allowed is None else hint}"
     )
 

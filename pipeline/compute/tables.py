@@ -8,17 +8,16 @@ import numpy as np
 import polars as pl
 
 from multigate.configs import Config, DataError
-from multigate.configs.contract import Feature
 from multigate.configs.files import TIME
 from multigate.configs.sections.log import MixedFormat
 from multigate.configs.sections.nearest import did_you_mean, listed
 from multigate.configs.storage import Place
 from multigate.features import Timeline
 from multigate.pipeline.compute.encoders import encode
-from multigate.pipeline.core.columns import id_type, table_features
-from multigate.pipeline.read import drift
+from multigate.pipeline.core.columns import encoded_features, id_type, table_features
+from multigate.pipeline.read import drift, erasure
 from multigate.pipeline.read.derive import derive, filled
-from multigate.pipeline.read.parse import parse_feature, parse_id, parse_time
+from multigate.pipeline.read.parse import Parsed, parse_feature, parse_id, parse_time
 from multigate.pipeline.read.sources import Chunk, expand, read
 
 _KEY = {"users": "user", "items": "item"}
@@ -55,9 +54,6 @@ def read_table(
             given |= set(chunk.columns)
             if len(chunk.line) or len(chunk.rejects):
                 raw = _raw(chunk, config, source, shard.name, optional)
-                if source == "users" and forgotten is not None:
-                    ids = parse_id(raw[table.key], id_type(config, config.contract.user)).values
-                    raw = raw.filter(~ids.is_in(forgotten.implode()).fill_null(False))
                 frames.append(_typed(raw, config, source, shard.name))
     if not frames:
         raise DataError(f"pipeline.{source}: {', '.join(table.files)}: the table has no rows")
@@ -78,40 +74,41 @@ def read_table(
             f"pipeline.{source}: {one} and {other} differ, and have the same "
             f"{' and '.join(n for n in (table.key, table.time) if n)}; expected one row per {per}"
         )
+    if source == "users":
+        rows = erasure.without(rows, config.contract.user, forgotten)
     rows = _with_vectors(rows, config, source)
     return rows.select(*keys, *table_features(config, source)).sort(*keys)
 
 
 def _with_vectors(rows: pl.DataFrame, config: Config, source: str) -> pl.DataFrame:
-    """The rows with the features that encoders make of their texts, after all other checks."""
+    """The rows with the features that encoders make of their texts, the last thing to do."""
     rules = getattr(config.pipeline, source).encode
     if not rules:
         return rows
     texts = rows.select(pl.col(_TEXT + name).alias(name) for name in rules)
     vectors = encode(texts, rules, f"pipeline.{source}.encode")
     needed = set(required(config, source)) if SINCE in rows.columns else set()
-    for name, feature in _encoded(config, source).items():
+    for name, feature in encoded_features(config, source).items():
         column = feature.column or name
         parsed = parse_feature(vectors[column], feature, config.pipeline.log.time_zone)
-        wrong = parsed.reasons.is_not_null()
-        if name in needed:
-            wrong |= parsed.values.is_null()
-        at = wrong.arg_true()
-        if len(at):
-            reason = parsed.reasons[at[0]] or "missing; every row needs it"
+        wrong = _first_wrong(parsed, needed=name in needed)
+        if wrong is not None:
+            at, reason = wrong
             raise DataError(
-                f"pipeline.{source}: {rows[_WHERE][at[0]]}: {name}: {reason}, made by "
+                f"pipeline.{source}: {rows[_WHERE][at]}: {name}: {reason}, made by "
                 f"{rules[column].by}"
             )
         rows = rows.with_columns(parsed.values.alias(name))
     return rows
 
 
-def _encoded(config: Config, source: str) -> dict[str, Feature]:
-    """The features that encoders make."""
-    rules = getattr(config.pipeline, source).encode
-    features = table_features(config, source)
-    return {name: one for name, one in features.items() if (one.column or name) in rules}
+def _first_wrong(column: Parsed, *, needed: bool) -> tuple[int, str] | None:
+    """The first row that a table cannot have, and why; where every row is `needed`, a null is."""
+    wrong = column.reasons.is_not_null()
+    if needed:
+        wrong |= column.values.is_null()
+    at = wrong.arg_true()
+    return (at[0], column.reasons[at[0]] or "missing; every row needs it") if len(at) else None
 
 
 def digest(config: Config, source: str, table: pl.DataFrame | None) -> str | None:
@@ -120,10 +117,13 @@ def digest(config: Config, source: str, table: pl.DataFrame | None) -> str | Non
     A run that goes on where another one was killed must not mix the vectors of two encoders: no
     file's time says that a model or a library has changed.
     """
-    if table is None or not _encoded(config, source):
+    if table is None:
+        return None
+    names = encoded_features(config, source)
+    if not names:
         return None
     with io.BytesIO() as written:
-        table.select(*_encoded(config, source)).write_ipc(written, compression="uncompressed")
+        table.select(*names).write_ipc(written, compression="uncompressed")
         return hashlib.sha256(written.getbuffer()).hexdigest()
 
 
@@ -189,19 +189,16 @@ def _typed(frame: pl.DataFrame, config: Config, source: str, file: str) -> pl.Da
         # If an item's later rows lacked a value, a negative could be drawn that lacks it. An
         # undated table has one answer for all times.
         needed |= {SINCE: table.time, **{name: name for name in required(config, source)}}
-    encoded = _encoded(config, source)
+    encoded = encoded_features(config, source)
     for name, feature in table_features(config, source).items():
         if name not in encoded:
             parsed[name] = parse_feature(frame[feature.column or name], feature, zone)
     for name, column in parsed.items():
-        wrong = column.reasons.is_not_null()
-        if name in needed:
-            wrong |= column.values.is_null()
-        at = wrong.arg_true()
-        if len(at):
-            reason = column.reasons[at[0]] or "missing; every row needs it"
+        wrong = _first_wrong(column, needed=name in needed)
+        if wrong is not None:
+            at, reason = wrong
             shown = needed.get(name, name)
-            raise DataError(f"{where}: line {frame[_WHERE][at[0]]}: {shown}: {reason}")
+            raise DataError(f"{where}: line {frame[_WHERE][at]}: {shown}: {reason}")
     columns = [column.values.alias(name) for name, column in parsed.items()]
     columns += [filled(frame[rule.text]).alias(_TEXT + name) for name, rule in table.encode.items()]
     lines = f"{file}: line " + frame[_WHERE].cast(pl.String)

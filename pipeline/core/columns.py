@@ -42,6 +42,13 @@ def table_features(config: Config, source: str) -> dict[str, Feature]:
     return {name: feature for name, feature in features.items() if feature.source == source}
 
 
+def encoded_features(config: Config, source: str) -> dict[str, Feature]:
+    """The features of a side table that its encoders make."""
+    rules = getattr(config.pipeline, source).encode
+    features = table_features(config, source)
+    return {name: one for name, one in features.items() if (one.column or name) in rules}
+
+
 def history_features(config: Config) -> dict[str, IdListFeature]:
     """The features that are computed from the user's past."""
     return {

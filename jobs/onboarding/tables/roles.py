@@ -529,6 +529,8 @@ def _user_and_item(
             )
             return user, item, why
     near = {name: clustering(frame[name]) for name in roots}
+    said = {name: _says(name, "user") - _says(name, "item") for name in roots}
+    unclear = None
     user, *rest = sorted(roots, key=lambda name: -near[name])
     if near[user] - near[rest[0]] >= _CLEAR:
         owned = {name: _decided_by(frame, columns, name) for name in rest}
@@ -538,23 +540,18 @@ def _user_and_item(
             f"row of the same value, as in a visit (of {item!r}: {near[item]:.0%})",
             f"{columns[item].distinct} values, which decide {owned[item]} other columns",
         )
-        said = {name: _says(name, "user") - _says(name, "item") for name in (user, item)}
         if said[user] < 0 < said[item]:  # news is read at once, by readers who come one by one
             user, item = item, user
             unclear = (
                 f"uncertain: its name says so, but rows of one {item!r} stand closer together "
                 f"({near[item]:.0%}) than those of one {user!r} ({near[user]:.0%})"
             )
-            why = (
-                f"{columns[user].distinct} values; {unclear}",
-                f"{columns[item].distinct} values; {unclear}",
-            )
     else:
         first = sorted(roots, key=lambda name: -columns[name].distinct)[:2]
-        said = {name: _says(name, "user") - _says(name, "item") for name in first}
         item, user = sorted(first, key=lambda name: (said[name], -columns[name].distinct))
         by = "their names" if said[item] != said[user] else "their numbers of values"
         unclear = f"uncertain: the rows do not tell users from items, so {by} decide"
+    if unclear is not None:
         why = (
             f"{columns[user].distinct} values; {unclear}",
             f"{columns[item].distinct} values; {unclear}",
