@@ -34,8 +34,8 @@ LOGS = invented.WORLDS | {f"{name}2": write for name, write in businesses.WORLDS
 REPLICATES = 500
 
 
-def run(work: Path, key: Row) -> Row:
-    """Draft and train a log with a seed, and compare the test split with LightGBM."""
+def drafted(work: Path, key: Row) -> tuple[Config, Path]:
+    """The draft of a log with a seed, and its examples, both made where they are not there."""
     name, log, examples = key["log"], work / key["log"], work / f"{key['log']}-examples"
     if not log.exists():
         log.mkdir()
@@ -46,6 +46,12 @@ def run(work: Path, key: Row) -> Row:
     config = parse(Config, values, name)
     if not examples.exists():
         interface.examples(config, log, examples)
+    return config, examples
+
+
+def run(work: Path, key: Row) -> Row:
+    """Draft and train a log with a seed, and compare the test split with LightGBM."""
+    config, examples = drafted(work, key)
     checkpoint = work / "run" / "checkpoint"
     shutil.rmtree(checkpoint.parent, ignore_errors=True)  # what an interrupted training left
     interface.train(config, examples, checkpoint, progress=False)

@@ -58,6 +58,7 @@ from multigate.model.data.raw import Raw, raw_values, take
 from multigate.model.export.frozen.encoding import GraphEncoder, raw_inputs
 from multigate.model.export.graph import RANK, ROWS, ServingGraph
 from multigate.model.ranker import scores
+from multigate.model.ranker.factors.term import Factors, PairTables
 from multigate.serving.runtime.session import Session
 
 K = 2
@@ -133,6 +134,14 @@ def make_case(
         table.embeddings.assign(rng.normal(0, 0.3, table.embeddings.shape))
     for table in ranker.wide.tables.values() if ranker.wide is not None else ():
         table.embeddings.assign(rng.normal(0, 0.3, table.embeddings.shape))
+    if config.model.factors is not None:  # of user and item, in every task
+        ids = contract.user, contract.item
+        width, none = tasks * config.model.factors.width, np.zeros(0, np.float32)
+        of_both = [
+            rng.normal(0, 0.3, (encoder.rows(name), width)).astype(np.float32) for name in ids
+        ]
+        made = PairTables(*of_both, np.arange(tasks, dtype=np.int32), none, none)
+        ranker.factors = Factors({ids: made}, tasks)
     for mixed in ranker.mixture.gates:
         if mixed.static:  # tasks choose their experts independently
             mixed.bias.assign(rng.normal(0, 1, mixed.bias.shape))

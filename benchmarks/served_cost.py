@@ -29,6 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "match": PLAIN | {"lists": {"length": False, "match": True}},
     "wide": PLAIN | {"wide": {}},
     "crosses": PLAIN | {"wide": {"crosses": 400_000}},  # of regions and countries by articles
+    "factors": PLAIN | {"factors": {}},  # of user and item, in every task
     "all": {},
     "attention": {},
     "sequence": {},

@@ -109,6 +109,23 @@ class Wide(Frozen):
     ids stay near zero, so that a small log is not learnt by heart. 0: embeddings are free."""
 
 
+class Factors(Frozen):
+    """Products of two values' factors, added to the logit; see `model.ranker.factors.term`.
+
+    Such as what a listener makes of a track, or a category of a price: tables that layers of relu
+    units learn slowly. They are found after the last epoch, out of what the kept epoch's outputs
+    leave unexplained, for pairs of ids with a vocabulary and of numbers, in binary tasks outside
+    the later steps of funnels and in regression tasks with a squared loss. Pairs and tasks keep
+    them where they save loss on validation beyond chance; others cost nothing.
+    """
+
+    width: int = Field(8, ge=1, le=256)
+    """Most factors of a value for each task. How many have an effect, and how much, a penalty
+    decides, which is chosen on validation: more of them cost memory, and rarely help."""
+    pairs: int = Field(4, ge=1)
+    """Most pairs of features for each task."""
+
+
 class ModelConfig(Frozen):
     """embeddings -> shared experts, one gate per task -> one tower per task, plus a wide term.
 
@@ -133,6 +150,9 @@ class ModelConfig(Frozen):
     lists: Lists = Lists()
     wide: Wide | None = Wide()
     """One weight per task and known id, added to the logit; null: no wide term."""
+    factors: Factors | None = None
+    """Products of factors of two features, added to the logit where they help; `{}` finds some,
+    null: none."""
     linear: bool = True
     """Whether the outputs of regression tasks may be blended with a straight line of the numbers,
     by least squares: what was paid follows the price. A task has one if it saves at least 1 % of

@@ -117,7 +117,7 @@ def training(night: Night) -> StageResult:
     since = night.day.isoformat() if checkpoint is None else night.plan["full_since"]
     keys = (
         *("rows", "epochs", "best_epoch", "val_loss", "monitor", "monitored", "best_epochs"),
-        *("warnings", "resumed", "started_from", "lines"),
+        *("warnings", "resumed", "started_from", "lines", "factors"),
     )
     started = {"start": "warm" if checkpoint else "full", "why": why, "full_since": since}
     files = ExamplesFolder(night.folder.checkpoint)

@@ -200,6 +200,9 @@ def _model(rows: int, drawn: bool, made: Draft) -> dict[str, Any]:
     dim, experts, units, batch = next(rest for least, *rest in _SIZES if rows < least)
     made.notes["model"] = f"for about {rows} examples"
     made.notes["model.wide"] = "ids with few rows have small embeddings"
+    made.notes["model.factors"] = (
+        "tables of what two values do together, for pairs and tasks that they help on validation"
+    )
     made.notes["tune"] = "what `multigate tune` searches; nothing else reads it"
     teacher = {}
     if rows < _TAUGHT_ROWS and is_installed(LIGHTGBM):
@@ -213,6 +216,7 @@ def _model(rows: int, drawn: bool, made: Draft) -> dict[str, Any]:
             "embedding_dim": dim,
             "number_clip": CLIP,
             "wide": {"embeddings": 10.0},
+            "factors": {},
             "experts": {"count": experts, "units": [units], "dropout": 0.3},
             # Exactly two experts from the first step on: the selection of a DSelect-k gate has not
             # converged after the few steps of a small log.

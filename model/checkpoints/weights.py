@@ -5,6 +5,7 @@
     uncertainty/<variable>  wide/<feature or cross>         attention/<list>/<variable>
     sequence/<list>/<variable>                              own/<task>/<number>/...
     numbers/<feature>       cross/<variable>                linear/<variable>
+    factors/<pair>/<part of its tables>, only of pairs that help some task
     moments/<name>          of Adam, see `model.training.row_moments`; for warm starts alone
 
 where a variable is its index in the layer and its name, such as `0_kernel`.
@@ -26,6 +27,7 @@ import numpy as np
 from multigate.configs.errors import ModelError
 from multigate.configs.files import write_bytes
 from multigate.model.moe.experts import Expert
+from multigate.model.ranker.factors.term import JOINED, Factors, Pair, PairTables
 from multigate.model.ranker.ranker import Ranker
 
 
@@ -37,6 +39,10 @@ def variables(ranker: Ranker) -> dict[str, Any]:
     if ranker.wide is not None:
         for name, table in ranker.wide.tables.items():
             named[f"wide/{name}"] = table.embeddings
+    if ranker.factors is not None:
+        for pair, tables in ranker.factors.pairs.items():
+            for part, variable in tables._asdict().items():
+                named[f"{FACTORS}{JOINED.join(pair)}/{part}"] = variable
     for name, projection in ranker.embedder.projections.items():
         named[f"projections/{name}"] = projection.kernel
     for name, variable in ranker.embedder.rescaled.items():
@@ -50,7 +56,7 @@ def variables(ranker: Ranker) -> dict[str, Any]:
     return named
 
 
-_MOMENTS, LINEAR = "moments/", "linear/"
+_MOMENTS, LINEAR, FACTORS = "moments/", "linear/", "factors/"
 
 
 def save(ranker: Ranker, path: Path, moments: Mapping[str, np.ndarray] | None = None) -> None:
@@ -84,9 +90,46 @@ def load(ranker: Ranker, path: Path) -> None:
     fresh = {k: to_numpy(v) for k, v in variables(ranker).items() if k.startswith(LINEAR)}
     if not fresh.keys() & found.keys():
         found |= fresh
+    _add_factors(ranker, found, path)
     assign(ranker, found, path)
     if ranker.linear is not None:
         ranker.linear.active = bool(to_numpy(ranker.linear.line).any())
+
+
+def _add_factors(ranker: Ranker, found: Mapping[str, np.ndarray], path: Path) -> None:
+    """Give a ranker the factors of a file, if that has some.
+
+    Raises:
+        ModelError: they are of other numbers of values.
+    """
+    contract, embedder = ranker.contract, ranker.embedder
+    names = {name.removeprefix(FACTORS) for name in found if name.startswith(FACTORS)}
+    pairs: dict[Pair, PairTables] = {}
+    for joined in sorted({name.rpartition("/")[0] for name in names}):
+        if lost := [part for part in PairTables._fields if f"{joined}/{part}" not in names]:
+            raise ModelError(
+                f"{path}: variable {FACTORS}{joined}/{lost[0]}: missing in the file; train again"
+            )
+        tables = PairTables(*(found[f"{FACTORS}{joined}/{part}"] for part in PairTables._fields))
+        one, _, other = joined.partition(JOINED)
+        for name, table, edges in (
+            (one, tables.first, tables.first_edges),
+            (other, tables.second, tables.second_edges),
+        ):
+            rows = len(edges) + 1
+            if not len(edges):
+                owner = contract.vocabulary_of(name)
+                rows = embedder.tables[owner].embeddings.shape[0]
+            elif contract.features[name].missing == "indicator":
+                rows += 1
+            if len(table) != rows:
+                raise ModelError(
+                    f"{path}: variable {FACTORS}{joined}: expected {rows} rows of {name}, received "
+                    f"{len(table)}; train again"
+                )
+        pairs[one, other] = tables
+    if pairs:
+        ranker.factors = Factors(pairs, len(contract.tasks), name="factors")
 
 
 def read(path: Path) -> dict[str, np.ndarray]:

@@ -23,12 +23,13 @@ from multigate.model.export.frozen.encoding import (
     raw_inputs,
     refuse_huge,
 )
+from multigate.model.export.frozen.factors import FrozenFactors
 from multigate.model.export.frozen.item_table import ItemTable
 from multigate.model.export.frozen.linear import FrozenLinear
 from multigate.model.export.frozen.matches import fingerprints, matches
 from multigate.model.export.frozen.mixture import FrozenMixture
 from multigate.model.export.frozen.towers import FrozenTowers
-from multigate.model.export.frozen.trained import line_map, wide_tables
+from multigate.model.export.frozen.trained import factor_tables, line_map, wide_tables
 from multigate.model.export.frozen.user_half import Halves, broadcast_index
 from multigate.model.export.frozen.weights import StoredAs
 from multigate.model.export.served_scores import ServedScores
@@ -127,6 +128,8 @@ class ServingGraph:
         self._wide = None
         if wide and ranker.wide is not None:
             self._wide = FrozenWide(wide, layouts, ranker.wide)
+        factors = factor_tables(ranker)
+        self._factors = FrozenFactors(factors, self.contract, stored_as) if factors else None
         lines = line_map(ranker)
         self._linear = None if lines is None else FrozenLinear(lines, columns, user_width)
         self._cross = None
@@ -372,7 +375,7 @@ class ServingGraph:
             return matches(self.contract, prints, self._lists, user_index)
 
     def _shifts(self, users: Columns, items: Columns, halves: Halves) -> Tensor | None:
-        """What wide and linear term add to the towers' outputs, (N, T); None without both."""
+        """What wide term, factors and lines add to the towers' outputs, (N, T); None without."""
         parts = []
         if self._wide is not None:
             of_users = self._wide("user", users)
@@ -381,6 +384,8 @@ class ServingGraph:
                 None if of_users is None else halves.of_rows(of_users),
                 self._wide.crosses(users, items, halves.of_rows),
             ]
+        if self._factors is not None:
+            parts.append(self._factors(users, items, halves.of_rows))
         if self._linear is not None:
             parts.append(self._linear(halves))
         found = [part for part in parts if part is not None]

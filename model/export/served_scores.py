@@ -21,7 +21,7 @@ Tensor = Any
 
 
 class ServedScores:
-    """What follows the towers: wide and linear term, heads, funnels, calibration, own units.
+    """What follows the towers: wide term, factors, lines, heads, funnels, calibration, own units.
 
     Args:
         ranker: the trained one.

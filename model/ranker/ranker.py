@@ -23,6 +23,7 @@ from multigate.model.ranker import funnel
 from multigate.model.ranker.balance import balanced
 from multigate.model.ranker.cross import Cross
 from multigate.model.ranker.embedder import Embedder
+from multigate.model.ranker.factors.term import Factors
 from multigate.model.ranker.heads.head import Head
 from multigate.model.ranker.heads.location import Squared
 from multigate.model.ranker.id_dropout import IdDropout
@@ -162,6 +163,8 @@ class Ranker(keras.Model):
             )
             for name, head in self.heads.items()
         }
+        self.factors: Factors | None = None
+        """What `model.evaluation.factors` found after the training; none while it runs."""
         self.position_tower = None
         for feature in contract.features.values():
             if isinstance(feature, PositionFeature):
@@ -292,6 +295,8 @@ class Ranker(keras.Model):
             outputs = self.shift(outputs, self.wide(encoded, wide))
         if not training and self.linear is not None and self.linear.active:
             outputs = self._blended(outputs, embedded)
+        if self.factors is not None:
+            outputs = self.shift(outputs, self.factors(encoded))
         position = self.contract.position
         positions = training if positions is None else positions
         if positions and self.position_tower is not None and position is not None:

@@ -1,6 +1,6 @@
 """Progress of a training on stderr: a bar on a terminal, and one line per epoch everywhere."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
@@ -82,3 +82,13 @@ class Display:
         for warning in warnings if self._shown else ():
             text = f"warning: {warning}"
             progress.console().print(text, style="bold yellow", markup=False)
+
+    def end_factors(self, gains: Mapping[str, Mapping[str, float]]) -> None:
+        """Print what factors of pairs of features save, by task that has some."""
+        if gains:
+            each = ", ".join(
+                f"{task} {saved:.1%} ({pair})"
+                for task, pairs in gains.items()
+                for pair, saved in pairs.items()
+            )
+            self.note(f"validation losses that factors of two features save: {each}")

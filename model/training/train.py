@@ -27,6 +27,7 @@ from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import Split
 from multigate.model.data.feeds import make_feed
 from multigate.model.data.funnels import check_labels
+from multigate.model.evaluation import factors as found_factors
 from multigate.model.ranker.embedder import table_width
 from multigate.model.ranker.tables import table_bytes
 from multigate.model.ranker.wide import crosses_of
@@ -46,7 +47,8 @@ class Trained(TypedDict):
     `val_loss` and its value (`monitored`) of what decided (`monitor`: quality, loss or a task's
     name), each task's own best epoch, `warnings` for the user, `seconds` of this call, `resumed`
     None if it began at the start, `started_from` None without a checkpoint to start from, `lines`
-    what a straight line of the numbers saves of the squared error, of the tasks that have one.
+    what a straight line of the numbers saves of the squared error, of the tasks that have one, and
+    `factors` what factors of pairs of features save of the validation loss, by task and pair.
     """
 
     checkpoint: str
@@ -62,6 +64,7 @@ class Trained(TypedDict):
     resumed: ResumePoint | None
     started_from: warm_start.Started | None
     lines: dict[str, float]
+    factors: dict[str, dict[str, float]]
 
 
 def train(
@@ -191,6 +194,11 @@ def train(
         )
         reading.close()
         epochs = loop.fit()
+        factors: dict[str, dict[str, float]] = {}
+        if config.model.factors is not None and writes:
+            with bar("find factors"):
+                factors = found_factors.add(folder, examples, config.model.factors)
+            loop.display.end_factors(factors)
     best = history.kept(epochs)
     return {
         "checkpoint": str(out),
@@ -206,6 +214,7 @@ def train(
         "resumed": loop.resumed,
         "started_from": started_from,
         "lines": best.get("lines", {}),
+        "factors": factors,
     }
 
 

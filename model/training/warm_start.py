@@ -20,10 +20,11 @@ What is carried over, and how:
     vectors             the same, place by place; where the vector is projected, its projection is
                          multiplied instead
     regression labels   the same, in the last layer of the towers, as the task's head says
-    lines of numbers    none: each training finds its own
+    lines of numbers, factors  none: each training finds its own
     buckets of numbers  row by row: the n-th bucket is the n-th between the new quantiles
 
-So known ids keep the scores that the checkpoint gives them without its lines, until the first step,
+So known ids keep the scores that the checkpoint gives them without its lines and factors, until the
+first step,
 unless their features' pairs no longer fit into `model.wide.crosses`, which training warns of.  The
 optimiser's moments start at zero, but those of the rows of features with `max_age` are carried over
 too.
@@ -156,6 +157,7 @@ def start(
     pairs_gone = _move_crosses(ranker, found, named, before, encoder)
     if moments is not None:
         moments.update(carried)
+    found = {name: v for name, v in found.items() if not name.startswith(weights.FACTORS)}
     found = _with_fresh(found, named, "uncertainty/", weights.LINEAR)
     weights.assign(ranker, found, path)
     _restandardise(ranker, before.statistics, encoder.statistics)

@@ -116,6 +116,7 @@ SETTINGS: dict[str, Any] = {
         "id_dropout": 0.2,
         "cross": {"layers": 1, "rank": 2},
         "wide": {"crosses": 64, "embeddings": 0.1},
+        "factors": {"width": 2},
         "experts": {"count": 2, "own": 1, "units": [6], "dropout": 0.1},
         "gate": {"name": "topk", "num_selected": 2},
         "gates": {"dwell": {"name": "moesart", "num_selected": 2}},

@@ -76,6 +76,7 @@ model.gates.sampled
 model.gates
 model.moe
 model.ranker.heads
+model.ranker.factors
 model.ranker
 model.data
 model.checkpoints

@@ -11,6 +11,7 @@ import numpy as np
 from multigate.model.checkpoints.weights import to_numpy
 from multigate.model.moe.experts import Expert
 from multigate.model.ranker.embedder import Embedder
+from multigate.model.ranker.factors.term import Pair, PairTables
 from multigate.model.ranker.ranker import Ranker
 
 
@@ -41,6 +42,14 @@ def wide_tables(ranker: Ranker) -> dict[str, np.ndarray]:
     for name in tables:
         tables[name] *= shares
     return tables
+
+
+def factor_tables(ranker: Ranker) -> dict[Pair, PairTables]:
+    """The factors by pair of features; none if no task has some."""
+    if ranker.factors is None:
+        return {}
+    pairs = ranker.factors.pairs.items()
+    return {pair: PairTables(*map(to_numpy, tables)) for pair, tables in pairs}
 
 
 class LineMap(NamedTuple):

@@ -1,7 +1,8 @@
 """Weight matrices as an exported file holds them: float32, bfloat16 or int8 with scales.
 
-Experts' kernels and embedding tables make up nearly all of a file.  Only these are stored in fewer
-bits: gates, towers and biases stay float32, so that a row's experts are chosen as in training.
+Experts' kernels, embedding tables and factors make up nearly all of a file.  Only these are stored
+in fewer bits: gates, towers and biases stay float32, so that a row's experts are chosen as in
+training.
 
     bfloat16   the upper 16 bits of a float32, rounded to the nearest
     int8       round(w / scale), scale = max |w| / 127 of each output channel: a column of a kernel,
@@ -90,12 +91,17 @@ def rounded(value: np.ndarray, stored_as: StoredAs, axis: int) -> np.ndarray:
 
 
 def round_weights(ranker: Ranker, stored_as: StoredAs) -> None:
-    """Round a ranker's expert kernels and embedding tables in place, as the file stores them."""
+    """Round expert kernels, embedding tables and factors in place, as the file stores them."""
     for expert in ranker.mixture.experts:
         for layer in expert.dense_layers:
             layer.kernel.assign(rounded(to_numpy(layer.kernel), stored_as, 0))
     for table in ranker.embedder.tables.values():
         table.embeddings.assign(rounded(to_numpy(table.embeddings), stored_as, 1))
+    if ranker.factors is not None:
+        for pair in ranker.factors.pairs.values():
+            tables: list[Any] = [pair.first, pair.second]
+            for table in tables:
+                table.assign(rounded(to_numpy(table), stored_as, 1))
 
 
 def _quantise(

@@ -20,6 +20,7 @@ from multigate.configs.sections.base import parse
 from multigate.configs.statistics import NumberStatistics, Statistics, TaskStatistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.checkpoints import weights
+from multigate.model.ranker.factors.term import Factors, PairTables
 
 USERS = [f"user {i}" for i in range(12)]
 ITEMS = list(range(100, 130))
@@ -173,7 +174,9 @@ def write_examples(folder: Path) -> None:
 def randomise(ranker: keras.Model, seed: int) -> None:
     """Weights large enough that gates differ from row to row and scores from item to item."""
     rng = np.random.default_rng(seed)
-    lines = [] if ranker.linear is None else ranker.linear.weights
+    lines = [] if ranker.linear is None else list(ranker.linear.weights)
+    if ranker.factors is not None:
+        lines += [one for pair in ranker.factors.pairs.values() for one in pair[3:]]  # edges
     for variable in ranker.weights:
         if "float" in str(variable.dtype) and not any(variable is other for other in lines):
             fan = max(variable.shape[0], 1) if len(variable.shape) == 2 else 1.0
@@ -200,6 +203,32 @@ def draw_lines(linear: Any, rng: np.random.Generator) -> None:
         variable.assign(value)
 
 
+def draw_factors(ranker: Any, width: int) -> Factors:
+    """Factors of pairs of all sides; `randomise` draws other values, for unknown ids too.
+
+    A graph must read the tables by code, whatever is in them.
+    """
+    contract, pairs = ranker.contract, {}
+    edges = {"price": np.array([-0.8, 0.1, 0.9], np.float32)}
+    for one, other, tasks in (
+        ("user_id", "item_id", [0, 2]),
+        ("item_id", "price", [1]),
+        ("region", "hour", [0, 1, 2]),
+        ("price", "region", [2]),
+    ):
+        tables = []
+        for name in (one, other):
+            rows = len(edges.get(name, ())) + 2  # bins, and missing
+            if name not in edges:
+                owner = contract.vocabulary_of(name)
+                rows = ranker.embedder.tables[owner].embeddings.shape[0]
+            tables.append(np.zeros((rows, len(tasks) * width), np.float32))
+        none = np.zeros(0, np.float32)
+        of_both = [edges.get(name, none) for name in (one, other)]
+        pairs[one, other] = PairTables(*tables, np.array(tasks, np.int32), *of_both)
+    return Factors(pairs, len(contract.tasks), name="factors")
+
+
 @pytest.fixture(scope="session")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     """The examples folder, and checkpoints of any configuration on it."""
@@ -216,6 +245,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         checkpoints.create(folder, config, root / "examples")
         encoder = checkpoints.Encoder.read(folder)
         ranker = checkpoints.make_ranker(config.contract, config.model, encoder, seed)
+        if config.model.factors is not None:
+            ranker.factors = draw_factors(ranker, config.model.factors.width)
         randomise(ranker, seed)
         weights.save(ranker, folder / checkpoints.WEIGHTS)
         return folder

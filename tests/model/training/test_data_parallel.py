@@ -63,6 +63,7 @@ MODEL = {
     "gate": {"name": "topk", "num_selected": 2},
     "gates": {"like": {"name": "dselect_k", "num_selected": 2, "entropy_weight": 0.01}},
     "towers": {"units": [4]},
+    "factors": {"width": 2},
 }
 TRAIN = {
     "epochs": 2,
@@ -320,7 +321,9 @@ def test_workers_exchange_touched_rows_not_tables(tiny: Any, rows: int) -> None:
     contract = tiny.config.contract.model_dump(mode="json")
     for name in ("user_id", "item_id"):
         contract["features"][name]["hash_buckets"] = rows
-    config = tiny.make_config(contract=contract, model=MODEL | {"wide": None}, train=TRAIN)
+    config = tiny.make_config(
+        contract=contract, model=MODEL | {"wide": None, "factors": None}, train=TRAIN
+    )
     encoder = Encoder.read(tiny.examples)
     encoder = Encoder(config.contract, encoder.statistics, encoder.vocabularies)
     ranker = checkpoint.make_ranker(config.contract, config.model, encoder, seed=3)
