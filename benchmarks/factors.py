@@ -1,4 +1,4 @@
-"""What factors of users and items (`model.factors`) are worth, on twelve invented logs.
+"""What factors of two features (`model.factors`) are worth, on twelve invented logs.
 
     python benchmarks/factors.py --work FOLDER [--logs music groceries ...] [--seeds 1]
     python benchmarks/factors.py --work FOLDER --config movielens_time --examples EXAMPLES
@@ -63,8 +63,8 @@ def _measured(checkpoint: Path, examples: Path) -> dict[str, float | None]:
 def draw(rows: list[Row]) -> list[str]:
     """The table in Markdown, and the logs without factors."""
     lines = [
-        "| log, seed | task | rows | saved of the validation loss | test: without | with | seconds "
-        "to find them, of the training's |",
+        "| log, seed | rows | task | pairs, and what they save of the validation loss "
+        "| test: without | with | seconds to find them, of the training's |",
         "|" + " --- |" * 7,
     ]
     none = []
@@ -73,8 +73,9 @@ def draw(rows: list[Row]) -> list[str]:
         if not helped:
             none.append(f"{row['log']}, {row['seed']}")
         for name, one in helped.items():
-            cells = [f"{row['log']}, {row['seed']}", name, f"{row['rows']:,}"]
-            cells += [f"{one['saved']:.1%}", f"{one['without']:.4f}", f"{one['with']:.4f}"]
+            pairs = ", ".join(f"{pair} {saved:.1%}" for pair, saved in one["saved"].items())
+            cells = [f"{row['log']}, {row['seed']}", f"{row['rows']:,}", name, pairs]
+            cells += [f"{one['without']:.4f}", f"{one['with']:.4f}"]
             cells.append(f"{row['seconds']:.0f}, {row['training_seconds']:.0f}")
             lines.append(f"| {' | '.join(cells)} |")
     return [*lines, "", f"Without factors: {'; '.join(none) or 'none'}."]

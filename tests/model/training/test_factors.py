@@ -242,6 +242,7 @@ def of_lengths(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return examples, folder / "c"
 
 
+@pytest.mark.slow
 def test_numbers_are_cut_into_bins(of_lengths: tuple[Path, Path]) -> None:
     ranker = checkpoint.load(of_lengths[1]).ranker
     pairs = ranker.factors.pairs
@@ -261,6 +262,7 @@ def test_the_export_has_bins_too(of_lengths: tuple[Path, Path], tmp_path: Path) 
     assert_both_signatures_score_like_keras(model)
 
 
+@pytest.mark.slow
 def test_a_training_whose_tasks_may_have_none_has_none(
     tiny: Any, examples: Path, tmp_path: Path
 ) -> None:
@@ -284,6 +286,7 @@ def test_a_training_whose_tasks_may_have_none_has_none(
     assert set(result["factors"]) <= {"click"}
 
 
+@pytest.mark.slow
 def test_factors_are_not_found_twice(examples: Path, trained: Any, tmp_path: Path) -> None:
     """A checkpoint that has factors gets the same again, whatever it had."""
     folder = shutil.copytree(trained[True][1], tmp_path / "c")
@@ -293,6 +296,7 @@ def test_factors_are_not_found_twice(examples: Path, trained: Any, tmp_path: Pat
         np.testing.assert_array_equal(again[name], values, err_msg=name)
 
 
+@pytest.mark.slow
 def test_rows_of_a_new_user_are_rows_of_one_user(tiny: Any, examples: Path, tmp_path: Path) -> None:
     """Users whom no vocabulary knows differ like others; many of their rows are not many users."""
     strangers = shutil.copytree(examples, tmp_path / "examples")
