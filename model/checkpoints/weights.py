@@ -27,8 +27,9 @@ import numpy as np
 from multigate.configs.errors import ModelError
 from multigate.configs.files import write_bytes
 from multigate.model.moe.experts import Expert
-from multigate.model.ranker.factors.term import JOINED, Factors, Pair, PairTables
+from multigate.model.ranker.factors.term import Factors, Pair, PairTables
 from multigate.model.ranker.ranker import Ranker
+from multigate.model.ranker.wide import CROSSED
 
 
 def variables(ranker: Ranker) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def variables(ranker: Ranker) -> dict[str, Any]:
     if ranker.factors is not None:
         for pair, tables in ranker.factors.pairs.items():
             for part, variable in tables._asdict().items():
-                named[f"{FACTORS}{JOINED.join(pair)}/{part}"] = variable
+                named[f"{FACTORS}{CROSSED.join(pair)}/{part}"] = variable
     for name, projection in ranker.embedder.projections.items():
         named[f"projections/{name}"] = projection.kernel
     for name, variable in ranker.embedder.rescaled.items():
@@ -111,7 +112,7 @@ def _add_factors(ranker: Ranker, found: Mapping[str, np.ndarray], path: Path) ->
                 f"{path}: variable {FACTORS}{joined}/{lost[0]}: missing in the file; train again"
             )
         tables = PairTables(*(found[f"{FACTORS}{joined}/{part}"] for part in PairTables._fields))
-        one, _, other = joined.partition(JOINED)
+        one, _, other = joined.partition(CROSSED)
         for name, table, edges in (
             (one, tables.first, tables.first_edges),
             (other, tables.second, tables.second_edges),

@@ -172,9 +172,13 @@ class Split:
         Raises:
             DataError: see `read_split`.
         """
+        return concatenate(list(self.read(self.spread(limit))))
+
+    def spread(self, limit: int) -> list[RowGroup]:
+        """The row groups of `sample`."""
         mean = max(self.rows // max(len(self.groups), 1), 1)
         step = max(-(-len(self.groups) * mean // limit), 1)
-        return concatenate(list(self.read(self.groups[::step])))
+        return self.groups[::step]
 
     def _read_file(self, path: Path, members: list[RowGroup]) -> Iterator[Examples]:
         contract = self.encoder.contract

@@ -25,15 +25,16 @@ import numpy as np
 from scipy.stats import norm
 
 from multigate.configs.config import Config
-from multigate.configs.contract import ID_HASH, PRESENT, Feature, NumberFeature
+from multigate.configs.contract import ID_HASH, PRESENT, Contract, Feature, NumberFeature
 from multigate.configs.sections.model import Factors as FactorOptions
 from multigate.model import backend
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import Split, batches, targets
 from multigate.model.ranker.factors.newton import Factorised, Rows, evidence, factorise
-from multigate.model.ranker.factors.term import JOINED, Factors, Pair, PairTables
+from multigate.model.ranker.factors.term import Factors, Pair, PairTables
 from multigate.model.ranker.heads.location import Logistic, Squared
+from multigate.model.ranker.wide import CROSSED, Counts
 
 _FITTED_ROWS = 1 << 23
 _JUDGED_ROWS = 1 << 17  # of each split, from which the evidence for a pair comes
@@ -77,23 +78,30 @@ def add(folder: Path, examples: Path, options: FactorOptions) -> dict[str, dict[
     """
     ranker, encoder, config, _ = checkpoint.load(folder)
     contract, before, ranker.factors = config.contract, ranker.factors, None
+    binary = {
+        name: isinstance(ranker.heads[name], Logistic)
+        for name, task in contract.tasks.items()
+        if task.given is None and isinstance(ranker.heads[name], Logistic | Squared)
+    }
+    if not binary:
+        return {}
 
     def outputs(encoded: Mapping[str, Any]) -> dict[str, Any]:
         return ranker.forward(encoded, training=False, positions=True).logits
 
     forward = outputs if backend.name() == "tensorflow" else ranker.jitted(outputs)
-    names = _candidates(config, encoder)
+    counts = checkpoint.wide_counts(contract, encoder)
+    names = _candidates(contract, counts)
     splits = [
         _read(config, examples, split, encoder, forward, names) for split in ("train", "validation")
     ]
-    columns = _columns(config, encoder, names, splits[0].values)
+    columns = _columns(contract, encoder, counts, names, splits[0].values)
     tasks = [
-        _Task(name, t, isinstance(ranker.heads[name], Logistic), splits, columns)
-        for t, (name, task) in enumerate(contract.tasks.items())
-        if task.given is None and isinstance(ranker.heads[name], Logistic | Squared)
+        _Task(name, t, binary[name], splits, columns)
+        for t, name in enumerate(contract.tasks)
+        if name in binary
     ]
-    keys, pairs = (contract.user, contract.item), _pairs(config, columns)
-    wanted = _wanted(tasks, pairs, keys) if tasks and pairs else {}
+    wanted = _wanted(tasks, _pairs(contract, columns), (contract.user, contract.item))
     for task in tasks:
         task.find(wanted.get(task.name, {}), options.width, options.pairs)
     tables = _tables(tasks, columns)
@@ -102,7 +110,7 @@ def add(folder: Path, examples: Path, options: FactorOptions) -> dict[str, dict[
         path = folder / checkpoint.WEIGHTS
         weights.save(ranker, path, weights.read_moments(path))
     return {
-        task.name: {JOINED.join(pair): made.gain for pair, made in task.found.items()}
+        task.name: {CROSSED.join(pair): made.gain for pair, made in task.found.items()}
         for task in tasks
         if task.found
     }
@@ -196,9 +204,8 @@ class _Task:
         return self._columns[pair[0]].size, self._columns[pair[1]].size
 
 
-def _candidates(config: Config, encoder: Encoder) -> list[str]:
+def _candidates(contract: Contract, counts: Counts) -> list[str]:
     """Features that pairs are made of, user and item first."""
-    contract, counts = config.contract, checkpoint.wide_counts(config.contract, encoder)
     keys = [name for name in (contract.user, contract.item) if name in counts]
     computed = {
         name
@@ -214,9 +221,9 @@ def _candidates(config: Config, encoder: Encoder) -> list[str]:
     return [*keys, *others][:_MOST_FEATURES]
 
 
-def _pairs(config: Config, columns: Mapping[str, _Column]) -> list[Pair]:
+def _pairs(contract: Contract, columns: Mapping[str, _Column]) -> list[Pair]:
     """Pairs to judge: not two features of the user, which order no user's rows."""
-    features = config.contract.features
+    features = contract.features
     return [
         (one, other)
         for one, other in combinations(columns, 2)
@@ -225,20 +232,22 @@ def _pairs(config: Config, columns: Mapping[str, _Column]) -> list[Pair]:
 
 
 def _columns(
-    config: Config, encoder: Encoder, names: Sequence[str], values: Mapping[str, np.ndarray]
+    contract: Contract,
+    encoder: Encoder,
+    counts: Counts,
+    names: Sequence[str],
+    values: Mapping[str, np.ndarray],
 ) -> dict[str, _Column]:
     """How the values of each feature are told apart; without those of one value."""
-    counts = checkpoint.wide_counts(config.contract, encoder)
-    tables = checkpoint.table_rows(config.contract, encoder)
     found = {}
     for name in names:
-        feature = config.contract.features[name]
+        feature = contract.features[name]
         none = np.zeros(0, np.float32)
         if name in counts:
             first, of_ids = counts[name]
             found[name] = _Column(first, len(of_ids), none)
         elif getattr(feature, "scale", None) == "buckets":
-            found[name] = _Column(0, tables[name], none)
+            found[name] = _Column(0, encoder.rows(name), none)
         else:
             indicator, known = _has_indicator(feature), values[name]
             edges = _edges(known[values[name + PRESENT] > 0] if indicator else known)
@@ -325,12 +334,11 @@ def _read(
     """A split with the values of some features."""
     contract, recency = config.contract, config.train.recency if split == "train" else None
     found = Split(examples, split, encoder, config.row_weight, recency=recency)
-    step = max(-(-found.rows // _FITTED_ROWS), 1)
     indicators = [n + PRESENT for n in names if _has_indicator(contract.features[n])]
     names = [*names, *indicators]
     values: dict[str, list[np.ndarray]] = {name: [] for name in names}
     users, outputs, labels, weights = [], [], [], []
-    for rows in found.read(found.groups[::step]):
+    for rows in found.read(found.spread(_FITTED_ROWS)):
         for name in names:
             values[name].append(rows.features[name])
         users.append(rows.features[contract.user + ID_HASH])

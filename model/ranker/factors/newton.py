@@ -56,7 +56,12 @@ class Rows(NamedTuple):
 
     def known(self) -> "Rows":
         """The rows with two known values."""
-        return self.take((self.first >= 0) & (self.second >= 0))
+        return self.take(self.are_known())
+
+    def are_known(self) -> np.ndarray:
+        """Whether each row has two known values, (N,)."""
+        found: np.ndarray = (self.first >= 0) & (self.second >= 0)
+        return found
 
     def take(self, rows: np.ndarray | slice) -> "Rows":
         """Some rows."""
@@ -78,7 +83,7 @@ class Factorised(NamedTuple):
 
     def effect(self, rows: Rows) -> np.ndarray:
         """What they add to the outputs of rows, (N,)."""
-        known = (rows.first >= 0) & (rows.second >= 0)
+        known = rows.are_known()
         found = np.zeros(len(known), np.float32)
         found[known] = _products(self.first, self.second, rows.take(known))
         return found

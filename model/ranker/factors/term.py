@@ -18,9 +18,7 @@ from multigate.model.backend import rows as some_rows
 from multigate.model.gates.parts.base import Tensor
 
 Pair = tuple[str, str]
-"""Two features, in the contract's order."""
-JOINED = " * "
-"""Between the names of a pair."""
+"""Two features: the user, the item, and the others in the contract's order."""
 
 
 class PairTables(NamedTuple):
