@@ -170,7 +170,7 @@ class _Runner:
         self._outputs = Outputs(self._library, [TensorSpec.of(info) for info in infos], numbers)
         self._counts = len(self._feeds), len(self._fetches)
         self._lock = threading.Lock()
-        self._idle: dict[Shapes | None, Inputs] = {}
+        self._idle: dict[Shapes, Inputs] = {}
         """Input tensors that no run uses, by their shapes, in the order of their last runs."""
         self._results = ctypes.c_void_p * len(self._fetches)
 
@@ -195,7 +195,7 @@ class _Runner:
             inputs = self._take(shapes)
             inputs.fill(arrays, shapes)
             outputs = self._run(session, inputs, timeout if self._session.ends_runs else None)
-            self._keep(inputs)  # after a failure they are freed
+            self._keep(inputs, shapes)  # after a failure they are freed
             return outputs
         finally:
             self._session.end()
@@ -209,14 +209,13 @@ class _Runner:
                 return self._idle.pop(next(iter(self._idle)))
         return Inputs(self._library, self._infos)
 
-    def _keep(self, inputs: Inputs) -> None:
-        """Keep tensors for the next runs."""
-        if inputs.is_large:
-            return
+    def _keep(self, inputs: Inputs, shapes: Shapes) -> None:
+        """Keep tensors for the next runs of these shapes."""
+        inputs.let_go()
         with self._lock:
             if len(self._idle) >= _KEPT:  # other threads have kept theirs meanwhile
                 self._idle.pop(next(iter(self._idle)))
-            self._idle[inputs.shapes] = inputs
+            self._idle[shapes] = inputs
 
     def _run(self, session: int, inputs: Inputs, timeout: float | None) -> list[np.ndarray]:
         library = self._library

@@ -50,8 +50,7 @@ class Inputs:
 
     Attributes:
         pointers: array of TF_Tensor*, in the order of the inputs.
-        shapes: of the tensors; None before the first run.
-        is_large: whether one of them would hold much memory if they were kept.
+        shapes: of the tensors; None before the first run, and after some were let go.
     """
 
     def __init__(self, library: Library, infos: Mapping[str, Any]) -> None:
@@ -70,7 +69,6 @@ class Inputs:
         ]
         self.pointers = (ctypes.c_void_p * len(self._tensors))()
         self.shapes: Shapes | None = None
-        self.is_large = False
         self._dtypes = [tensor.dtype for tensor in self._tensors]
         self._are_texts = [tensor.is_text for tensor in self._tensors]
         self._are_numbers = [not tensor.is_text for tensor in self._tensors]
@@ -112,6 +110,19 @@ class Inputs:
                 texts += (array if array.ndim == 1 else array.ravel()).tolist()
             self._fill_texts(texts)
 
+    def let_go(self) -> None:
+        """Free the tensors that would hold much memory, and all texts if there are any such.
+
+        The others stay: making some sixty anew costs as much as running the model for one row.
+        """
+        large = [tensor for tensor in self._tensors if tensor.memory.size > _KEPT_BYTES]
+        if not large:
+            return
+        for tensor in large:
+            tensor.free()
+        self.shapes = None
+        self._numbers, self._words, self._texts = [], [], b""
+
     def _resize(self, shapes: Shapes) -> None:
         """Give the tensors their shapes."""
         self.shapes = None  # if it fails
@@ -123,7 +134,6 @@ class Inputs:
         self._words = [tensor.values for tensor in compress(self._tensors, self._are_texts)]
         ends = np.cumsum([0, *map(len, self._words)]).tolist()
         self._parts = list(map(slice, ends, ends[1:]))
-        self.is_large = any(tensor.memory.size > _KEPT_BYTES for tensor in self._tensors)
         self.shapes = shapes
 
     def _fill_texts(self, texts: list[Any]) -> None:

@@ -49,6 +49,7 @@ def folder(tmp_path_factory):
             tf.TensorSpec([], tf.float32, "x"),
         ),
     }
+    both = tf.function(lambda a, b: {"a": 2 * a, "b": b}, autograph=False)
     for name in DTYPES:
         functions[f"same/{name}"] = (
             lambda x: {"y": tf.identity(x)},
@@ -58,6 +59,9 @@ def folder(tmp_path_factory):
         name: tf.function(function, autograph=False).get_concrete_function(x=spec)
         for name, (function, spec) in functions.items()
     }
+    signatures["both"] = both.get_concrete_function(
+        a=tf.TensorSpec([None], tf.float32, "a"), b=tf.TensorSpec([None], tf.string, "b")
+    )
     tf.saved_model.save(module, str(folder), signatures)
     return folder
 
@@ -187,12 +191,26 @@ def test_tensors_of_few_shapes_are_kept(session):
         for size in [*range(1, 20), 100_000]:
             array = np.arange(size, dtype=np.float32) + turn
             assert np.array_equal(run(array)[0], array)
-    assert sorted(shape[0] for (shape,) in run._idle) == list(range(13, 20))
+    assert sorted(shape[0] for (shape,) in run._idle) == [*range(13, 20), 100_000]
     arrays = [np.arange(size, dtype=np.float32) for size in range(1, 100)]
     with ThreadPoolExecutor(8) as pool:
         for (same,), array in zip(pool.map(run, arrays), arrays, strict=True):
             assert np.array_equal(same, array)
     assert len(run._idle) <= 8
+
+
+def test_of_a_large_run_the_small_tensors_are_kept(session):
+    run = runner(session, "both")
+    for rows in (5000, 3, 5000, 6000, 5000):
+        texts = as_texts([b"t%d" % row for row in range(rows)])
+        number = np.array([rows], np.float32)
+        assert [found.tolist() for found in run(number, texts)] == [[2.0 * rows], texts.tolist()]
+        (kept,) = [inputs for shapes, inputs in run._idle.items() if shapes == ((1,), (rows,))]
+        assert [tensor.memory.size for tensor in kept._tensors] == [64, 128 if rows == 3 else 0]
+        assert len(kept._texts) < 100
+    before = list(run._idle.values())
+    run(number, texts)
+    assert {id(inputs) for inputs in run._idle.values()} == {id(inputs) for inputs in before}
 
 
 def test_a_run_ends_at_its_deadline(folder):
