@@ -82,7 +82,7 @@ def compare_folders(folders: dict[str, Path], rounds: int) -> dict[str, Any]:
     """CPU microseconds and operations of `rank` by version and number of candidates."""
     served = {name: SavedModel.load(1, folder) for name, folder in folders.items()}
     # The C interface records no operations.
-    recorded = {name: PythonSession(folder) for name, folder in folders.items()}
+    recorded = {name: PythonSession(folder, records=True) for name, folder in folders.items()}
     contract = next(iter(served.values())).contract
     whole = request_of(next(iter(folders.values())))
     result: dict[str, Any] = {"microseconds": {}, "operations": {}}

@@ -14,11 +14,18 @@ class PythonSession:
 
     Attributes:
         definitions: its SignatureDefs, by name.
+
+    Args:
+        folder: the version's.
+        records: whether `operations` is to be called: the server's executor records none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, records: bool = False) -> None:
         graph = tf.Graph()
-        self._session = tf.compat.v1.Session(graph=graph, config=session_config((1, -1)))
+        config = session_config((1, -1))
+        if records:
+            config.experimental.ClearField("executor_type")
+        self._session = tf.compat.v1.Session(graph=graph, config=config)
         with graph.as_default():
             loaded = tf.compat.v1.saved_model.load(self._session, ["serve"], str(folder))
         self.definitions: dict[str, Any] = dict(loaded.signature_def)
