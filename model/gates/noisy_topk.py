@@ -7,7 +7,7 @@ import keras
 
 from multigate.model.gates.parts.base import Gate, Properties, Routing, Tensor
 from multigate.model.gates.parts.linear import noise_generator, product
-from multigate.model.gates.parts.selection import cv_squared, masked_softmax, top_k_mask
+from multigate.model.gates.parts.selection import cv_squared, softmax_of_some, top_k_mask
 
 # In float32 softplus is 0 below about -104, and the load loss divides by it.
 _SMALLEST_SCALE = 1e-6
@@ -71,12 +71,12 @@ class NoisyTopK(Gate):
         ops = keras.ops
         clean = self.check_logits(product(x, self.kernel))  # (B, E)
         if not training:
-            return Routing(masked_softmax(clean, top_k_mask(clean, self.num_selected)), {}, {})
+            return Routing(softmax_of_some(clean, top_k_mask(clean, self.num_selected)), {}, {})
         scale = ops.softplus(self.check_logits(ops.matmul(x, self.noise_kernel)))  # (B, E)
         scale = ops.maximum(scale, _SMALLEST_SCALE)
         draw = keras.random.normal(ops.shape(clean), dtype=clean.dtype, seed=self.noise)
         noisy = clean + draw * scale
-        weights = masked_softmax(noisy, top_k_mask(noisy, self.num_selected))
+        weights = softmax_of_some(noisy, top_k_mask(noisy, self.num_selected))
         stays = stay_probability(clean, noisy, scale, self.num_selected)
         losses = {
             "importance": self.importance_weight * cv_squared(ops.sum(weights, axis=0)),

@@ -6,7 +6,7 @@ import keras
 
 from multigate.model.gates.parts.base import Properties, Routing, Tensor
 from multigate.model.gates.parts.linear import LinearGate
-from multigate.model.gates.parts.selection import masked_softmax, top_k_mask
+from multigate.model.gates.parts.selection import softmax_of_some, top_k_mask
 
 
 @keras.saving.register_keras_serializable("multigate")
@@ -31,4 +31,4 @@ class TopK(LinearGate):
     def route(self, x: Tensor, training: bool, ids: Any) -> Routing:
         """Weights (B, E), or (E,), with exactly k selected."""
         logits = self.logits(x)
-        return Routing(masked_softmax(logits, top_k_mask(logits, self.num_selected)), {}, {})
+        return Routing(softmax_of_some(logits, top_k_mask(logits, self.num_selected)), {}, {})

@@ -59,6 +59,22 @@ def test_masked_softmax_gradient_is_finite_and_zero_outside() -> None:
     np.testing.assert_array_equal(tape.gradient(loss, x), np.zeros((2, 4)))
 
 
+def test_softmax_of_some_is_the_masked_softmax_with_its_gradient() -> None:
+    rng = np.random.default_rng(0)
+    x = tf.constant(np.append(rng.normal(0, 1e3, (50, 8)), [[1e18] * 8, [-1e18] * 8], 0), F)
+    mask = selection.top_k_mask(x, 2)
+    found = {}
+    for function in (selection.masked_softmax, selection.softmax_of_some):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            weights = function(x, mask)
+            loss = tf.reduce_sum(weights * rng.permuted(np.arange(8.0, dtype=F)))
+        found[function.__name__] = weights.numpy()
+        assert not weights.numpy()[~mask.numpy()].any()
+        assert not tape.gradient(loss, x).numpy()[~mask.numpy()].any()
+    np.testing.assert_array_equal(*found.values())
+
+
 def test_cv_squared() -> None:
     # Mean 2, variance ((1-2)^2 + (3-2)^2) / 2 = 1: 1 / 4.
     assert float(selection.cv_squared(np.array([1, 3], F))) == pytest.approx(0.25)
