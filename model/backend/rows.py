@@ -18,16 +18,18 @@ _SMALL = 1 << 24  # bytes of a variable that JAX may copy for a write
 
 
 class RowGradient(NamedTuple):
-    """The gradient of a table, on the rows of a batch only.
+    """The gradient of a table (N, d), on the rows of a batch only.
 
     Attributes:
-        rows: (U,) int32, each row once.  On JAX, where shapes are static, unused places hold the
-            number of rows of the table, one past its end.
-        values: (U, d); 0 in unused places.
+        rows: (U,) int32, each row once.  On JAX, where shapes are static, unused places hold N, one
+            past the table's end.  None: all N rows in their order.
+        values: (U, d); 0 in unused places, or (N, d).
+        taken: (N, 1), 1 for the batch's rows and 0 for others, where `rows` is None; else 1.
     """
 
-    rows: Tensor
+    rows: Tensor | None
     values: Tensor
+    taken: Tensor | float = 1.0
 
 
 def gather(variable: Any, rows: Tensor) -> Tensor:
@@ -111,9 +113,21 @@ def merge(rows: Tensor, values: Tensor, size: int) -> RowGradient:
     import jax
     import jax.numpy as jnp
 
-    count = min(rows.shape[0], size)
+    count = rows.shape[0]
+    if _is_small(size, count):
+        taken = jnp.zeros((size, 1), values.dtype).at[rows].set(1)
+        return RowGradient(None, jax.ops.segment_sum(values, rows, size), taken)
     distinct, place = jnp.unique(rows, size=count, fill_value=size, return_inverse=True)
     return RowGradient(distinct, jax.ops.segment_sum(values, place, count))
+
+
+def _is_small(size: int, count: int) -> bool:
+    """Whether JAX passes over a table's N rows rather than look for the distinct of R.
+
+    It finds them by sorting: with 102,400 look-ups in 100,000 rows a step takes 115 ms of CPU that
+    way, and 81 by a pass over all rows.
+    """
+    return size <= count
 
 
 def write_part(variable: Any, first: int, values: Any) -> None:

@@ -188,7 +188,9 @@ class Adam(keras.optimizers.Adam):
         dense = [i for i, g in enumerate(grads) if g is not None and not isinstance(g, RowGradient)]
         of_rows = [i for i, g in enumerate(grads) if isinstance(g, RowGradient)]
         totals = self.workers.all_reduce([grads[i] for i in dense], key=3)
-        gathered = self.workers.all_gather([tuple(grads[i]) for i in of_rows], key=4)
+        gathered = self.workers.all_gather(
+            [(grads[i].rows, grads[i].values) for i in of_rows], key=4
+        )
         found = list(grads)
         for index, total in zip(dense, totals, strict=True):
             found[index] = total
@@ -247,8 +249,7 @@ class Adam(keras.optimizers.Adam):
         if multiplied or not isinstance(learning_rate, tuple):  # TensorFlow's kernel takes one rate
             rate = learning_rate[0] if isinstance(learning_rate, tuple) else learning_rate
             if multiplied:
-                rows = keras.ops.arange(variable.shape[0], dtype="int32")
-                rate = self._rate_of(variable, rate, rows)
+                rate = self._rate_of(variable, rate)
             super().update_step(gradient, variable, rate)
             return
         import tensorflow as tf
@@ -270,10 +271,12 @@ class Adam(keras.optimizers.Adam):
             grad=gradient,
         )
 
-    def _rate_of(self, table: Any, rate: Tensor, rows: Tensor) -> Tensor:
-        """The learning rate of a table's rows (U,): a scalar, or (U, 1)."""
+    def _rate_of(self, table: Any, rate: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The learning rate of a table's rows (U,), or of all: a scalar, or (U, 1)."""
         if self._var_key(table) not in self._multipliers:
             return rate
+        if rows is None:
+            rows = keras.ops.arange(table.shape[0], dtype="int32")
         by, first = self._multipliers[self._var_key(table)]
         return rate * keras.ops.where(rows >= first, by, 1.0)[:, None]
 
@@ -315,7 +318,7 @@ def _values(gradient: Any) -> Tensor:
 def _with_values(gradient: Any, values: Tensor) -> Any:
     """A gradient of the same rows with other values."""
     if isinstance(gradient, RowGradient):
-        return RowGradient(gradient.rows, values)
+        return gradient._replace(values=values)
     if not hasattr(gradient, "indices"):
         return values
     return type(gradient)(values, gradient.indices, gradient.dense_shape)
@@ -323,7 +326,7 @@ def _with_values(gradient: Any, values: Tensor) -> Any:
 
 def _scaled(gradient: Any, scale: Tensor) -> Any:
     if isinstance(gradient, RowGradient):
-        return RowGradient(gradient.rows, gradient.values * scale)
+        return gradient._replace(values=gradient.values * scale)
     return gradient * keras.ops.cast(scale, gradient.dtype)
 
 

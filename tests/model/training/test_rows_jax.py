@@ -104,3 +104,59 @@ def test_rows_that_are_not_in_the_batch_stay(trained: dict[str, np.ndarray]) -> 
     steps = trained["few/stepped"]
     assert 0 < steps.sum() < len(steps) / 2
     np.testing.assert_array_equal(trained["few_scaled/stepped"], steps)  # nor under loss scaling
+
+
+TABLES = """
+import sys
+import numpy as np, keras
+from multigate.model.backend import rows as some_rows
+from multigate.model.optimizer.optimizers import Adam
+
+found, rng = {}, np.random.default_rng(0)
+# Row 0 is in no batch, row 1 in one alone; the others come and go, some of them twice in a batch.
+batches = [np.array([2, 2, 3, 4, 5, 5, 6]), np.array([6, 1, 3, 3, 3, 2, 6])]
+batches += [rng.integers(2, 7, 7) for _ in range(6)]
+gradients = [rng.normal(size=(7, 3)).astype(np.float32) for _ in batches]
+start = rng.normal(size=(7, 3)).astype(np.float32)
+for moments in ("float32", "bfloat16"):
+    for small in (True, False):
+        some_rows._is_small = lambda size, count: small
+        table = keras.Variable(start)
+        optimizer = Adam(0.1, average=0.9, moments=moments)
+        optimizer.multiply_rate(table, 4.0, 5)
+        optimizer.update_rows([table])
+        optimizer.build([table])
+        for batch, values in zip(batches, gradients):
+            merged = some_rows.merge(keras.ops.convert_to_tensor(batch), values, 7)
+            assert (merged.rows is None) == small
+            optimizer.apply([merged], [table])
+        (state,) = optimizer.tables.values()
+        name = f"{moments}/{small}"
+        found |= {f"table/{name}": table, f"state/{name}": state.variable}
+np.savez(sys.argv[1], start=start, **{name: np.asarray(value) for name, value in found.items()})
+"""
+
+
+@pytest.mark.slow
+def test_a_small_table_moves_as_one_whose_distinct_rows_are_looked_for(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TABLES, str(tmp_path / "found.npz")],
+        env=os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = dict(np.load(tmp_path / "found.npz"))
+    for name in ("table/float32", "state/float32", "table/bfloat16"):
+        tolerance = 1e-6 if name.endswith("float32") else 0.02  # rounded at random
+        np.testing.assert_allclose(
+            found[f"{name}/True"], found[f"{name}/False"], atol=tolerance, err_msg=name
+        )
+    for moments in ("float32", "bfloat16"):
+        np.testing.assert_array_equal(found[f"table/{moments}/True"][0], found["start"][0])
+        steps = found[f"state/{moments}/True"][:, 0]
+        np.testing.assert_array_equal(steps, found[f"state/{moments}/False"][:, 0])
+        assert steps[:2].tolist() == [0, 1]
+    assert not found["state/float32/True"][0].any()
