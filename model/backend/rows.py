@@ -24,12 +24,12 @@ class RowGradient(NamedTuple):
         rows: (U,) int32, each row once.  On JAX, where shapes are static, unused places hold N, one
             past the table's end.  None: all N rows in their order.
         values: (U, d); 0 in unused places, or (N, d).
-        taken: (N, 1), 1 for the batch's rows and 0 for others, where `rows` is None; else 1.
+        taken: (N, 1) bool, which rows the batch has, where `rows` is None; else None.
     """
 
     rows: Tensor | None
     values: Tensor
-    taken: Tensor | float = 1.0
+    taken: Tensor | None = None
 
 
 def gather(variable: Any, rows: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def merge(rows: Tensor, values: Tensor, size: int) -> RowGradient:
 
     count = rows.shape[0]
     if _is_small(size, count):
-        taken = jnp.zeros((size, 1), values.dtype).at[rows].set(1)
+        taken = jnp.zeros((size, 1), bool).at[rows].set(True)
         return RowGradient(None, jax.ops.segment_sum(values, rows, size), taken)
     distinct, place = jnp.unique(rows, size=count, fill_value=size, return_inverse=True)
     return RowGradient(distinct, jax.ops.segment_sum(values, place, count))

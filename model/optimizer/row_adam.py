@@ -81,11 +81,7 @@ class TableState:
 
     def read(self, rows: Tensor | None) -> RowState:
         """The state of rows (U,), or of all."""
-        return self.split(
-            keras.ops.convert_to_tensor(self.variable)
-            if rows is None
-            else gather(self.variable, rows)
-        )
+        return self.split(self.variable.value if rows is None else gather(self.variable, rows))
 
     def split(self, values: Tensor) -> RowState:
         """The state out of the variable's rows (U, S)."""
@@ -94,16 +90,8 @@ class TableState:
         m, v = _halves(parts[1]) if self.halved else parts[1:3]
         return RowState(parts[0], m, v, *average)
 
-    def write(self, rows: Tensor | None, state: RowState, step: Tensor, seed: int) -> None:
-        """Set the state of rows (U,), or of all; step and seed are of the rounding to bfloat16."""
-        values = self.joined(state, step, seed)
-        if rows is None:
-            self.variable.assign(values)
-        else:
-            set_rows(self.variable, rows, values)
-
     def joined(self, state: RowState, step: Tensor, seed: int) -> Tensor:
-        """The variable's rows (U, S) of a state; see `write`."""
+        """The variable's rows (U, S) of a state; step and seed are of the rounding to bfloat16."""
         moments = [_joined(state.m, state.v, step, seed)] if self.halved else [state.m, state.v]
         average = [state.averaged, state.lag] if self.averages else []
         return keras.ops.concatenate([state.steps, *moments, *average], axis=1)
@@ -148,26 +136,23 @@ def update(table: Any, state: TableState, gradient: RowGradient, step: Step, see
     ops = keras.ops
     rows, g, taken = gradient
     before = state.read(rows)
-    n = before.steps + taken  # (U, 1)
-    m = before.m + (g - before.m) * ((1 - step.beta_1) * taken)
-    v = before.v + (ops.square(g) - before.v) * ((1 - step.beta_2) * taken)
-    of_step = n if rows is not None else ops.maximum(n, 1.0)  # a row without any step stays
-    correction = ops.sqrt(1 - ops.power(step.beta_2, of_step))
-    correction = correction / (1 - ops.power(step.beta_1, of_step))
-    change = step.rate * taken * correction * m / (ops.sqrt(v) + step.epsilon)
+    n = before.steps + 1.0  # (U, 1)
+    m = before.m + (g - before.m) * (1 - step.beta_1)
+    v = before.v + (ops.square(g) - before.v) * (1 - step.beta_2)
+    correction = ops.sqrt(1 - ops.power(step.beta_2, n)) / (1 - ops.power(step.beta_1, n))
+    change = step.rate * correction * m / (ops.sqrt(v) + step.epsilon)
     averaged, lag = before.averaged, before.lag
     if step.decay is not None:
         lag = lag * kept(averaged, step.number - 1, step.decay) + change
         lag = lag * kept(step.number, step.number, step.decay)
         averaged = ops.zeros_like(averaged) + ops.cast(step.number + 1, "float32")
-        if rows is None:
-            averaged = ops.where(taken > 0, averaged, before.averaged)
-            lag = ops.where(taken > 0, lag, before.lag)
-    state.write(rows, RowState(n, m, v, averaged, lag), step.number, seed)
-    if rows is None:
-        table.assign(table - change)
-    else:
+    values = state.joined(RowState(n, m, v, averaged, lag), step.number, seed)
+    if taken is None:
+        set_rows(state.variable, rows, values)
         subtract_rows(table, rows, change)
+    else:
+        state.variable.assign(ops.where(taken, values, state.variable.value))
+        table.assign(ops.where(taken, table.value - change, table.value))
 
 
 def kept(first: Tensor, last: Tensor, decay: float) -> Tensor:

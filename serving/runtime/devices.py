@@ -1,8 +1,11 @@
 """The devices that TensorFlow finds."""
 
+from functools import cache
+
 from multigate.serving.runtime.library import library
 
 
+@cache
 def has_gpu() -> bool:
     """Whether TensorFlow would run on a GPU.
 

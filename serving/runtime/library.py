@@ -6,6 +6,7 @@ compiler to be as fast, and declares no less.
 
 import ctypes
 import importlib.util
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -146,6 +147,10 @@ def library() -> Library:
 
 @cache
 def _library() -> Library:
+    # Otherwise all sessions of the process share one pool of threads, of the size that the first
+    # one asks for: the one that only looks for devices asks for as many as there are cores.  With a
+    # second thread, each operation of a run wakes it to look for work: twice the CPU time.
+    os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
     return Library(library_path())
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from multigate.serving.protos.tensorflow_messages import config_pb2, meta_graph_pb2
+from multigate.serving.runtime.devices import has_gpu
 from multigate.serving.runtime.dtypes import TensorSpec
 from multigate.serving.runtime.errors import ModelRuntimeError
 from multigate.serving.runtime.library import Buffer, Library, Output, library
@@ -47,8 +48,10 @@ def session_config(parallelism: tuple[int, int]) -> Any:
     # function in which an operation fails, for ever (`LocalRendezvous::StartAbort`): some 800 bytes
     # for each request that the graph refuses.  Calls cost 40 us a run, too.
     config.graph_options.optimizer_options.do_function_inlining = True
-    if parallelism[1] < 0:
-        # One thread needs no queue of operations that are ready: 30 us a run.
+    if parallelism[1] < 0 and not has_gpu() and not os.environ.get("TF_XLA_FLAGS"):
+        # One thread needs no queue of operations that are ready: 30 us a run.  On a GPU a graph has
+        # a part for each device, and the first one would wait for ever for what the second one has
+        # to send.  Operations that XLA is told to join by itself are not for this executor.
         config.experimental.executor_type = "SINGLE_THREADED_EXECUTOR"
     return config
 

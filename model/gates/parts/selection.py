@@ -72,7 +72,10 @@ def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 def softmax_of_some(logits: Tensor, mask: Tensor) -> Tensor:
-    """`masked_softmax` of rows that all have a True, in two thirds of its time at inference."""
+    """`masked_softmax` of rows that all have a True, in two thirds of its time at inference.
+
+    The largest selected logit of a row is finite and above -1e29.
+    """
     # So low that its exponential is exactly zero, yet finite: an infinity on the path of the
     # gradient would make it NaN.
     lowest = keras.ops.full_like(logits, -1e30)

@@ -1,5 +1,6 @@
 """The C interface: values both ways, faults, threads and the end of a session."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from multigate.serving.runtime import session as session_module
 from multigate.serving.runtime.errors import (
     ModelRuntimeError,
     OutOfMemoryError,
@@ -297,6 +299,48 @@ def test_a_session_closes_after_its_runs(folder):
     with pytest.raises(ModelRuntimeError, match="the session is closed"):
         run(np.array([1], np.int32))
     session.close()
+
+
+THREADS = """
+import os, sys
+from pathlib import Path
+from multigate.serving.runtime.start import start_runtime
+
+start_runtime()  # looks for devices with a session that asks for no number of threads
+from multigate.serving.runtime.session import Session
+
+for threads in (1, 3, 1):
+    before = len(os.listdir("/proc/self/task"))
+    session = Session(Path(sys.argv[1]), (threads, -1))
+    print(len(os.listdir("/proc/self/task")) - before)
+    session.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_session_has_the_threads_that_it_asks_for(folder):
+    environment = {n: v for n, v in os.environ.items() if not n.startswith("TF_")}
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS, str(folder)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == ["1", "3", "1"]
+
+
+def test_a_graph_in_parts_does_not_wait_for_itself(monkeypatch):
+    """On a GPU a graph has a part for each device, which take turns on the calling thread."""
+    one = "SINGLE_THREADED_EXECUTOR"
+    assert session_config((1, -1)).experimental.executor_type == one
+    assert session_config((1, 1)).experimental.executor_type == ""
+    monkeypatch.setattr(session_module, "has_gpu", lambda: True)
+    assert session_config((1, -1)).experimental.executor_type == ""
+    monkeypatch.undo()
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_auto_jit=2")
+    assert session_config((1, -1)).experimental.executor_type == ""
 
 
 @pytest.mark.slow
