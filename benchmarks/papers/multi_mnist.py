@@ -76,15 +76,20 @@ class MultiTask(keras.Model):
         experts: E of the mixture; 1 is the shared bottom.
         gate: name and options for `gates.make`.
         seed: of all weights, noise and draws.
+        tasks: a letter for each task.
+        size: pixels of an image's side.
     """
 
-    def __init__(self, experts: int, gate: dict[str, Any], seed: int) -> None:
+    def __init__(
+        self, experts: int, gate: dict[str, Any], seed: int, tasks: str = "12", size: int = SIZE
+    ) -> None:
         super().__init__(name="multi_task")
+        self.size = size
         self.mixture = Mixture(
-            [expert(derive_seed(seed, f"expert {number}")) for number in range(experts)],
+            [expert(derive_seed(seed, f"expert {number}"), size) for number in range(experts)],
             [
                 gates.make(num_experts=experts, seed=derive_seed(seed, "gate", task), **gate)
-                for task in "12"
+                for task in tasks
             ],
         )
         self.towers = [
@@ -102,12 +107,12 @@ class MultiTask(keras.Model):
                     )
                 ]
             )
-            for task in "12"
+            for task in tasks
         ]
 
     def call(self, images: Any, training: bool = False) -> Any:
-        """Logits (B, 2, 10) of images (B, 36, 36, 1)."""
-        flat = keras.ops.reshape(images, (-1, SIZE * SIZE))
+        """Logits (B, T, 10) of images (B, size, size, 1)."""
+        flat = keras.ops.reshape(images, (-1, self.size * self.size))
         mixed = self.mixture(images, gate_input=flat, training=training)
         if training:
             self.add_loss(regularisation(mixed.routings))
@@ -116,14 +121,14 @@ class MultiTask(keras.Model):
 
     def experts_used(self, images: Any) -> tuple[Any, list[Any], Any]:
         """Logits, the mean number of experts per row of each task, and of their union."""
-        flat = keras.ops.reshape(images, (-1, SIZE * SIZE))
+        flat = keras.ops.reshape(images, (-1, self.size * self.size))
         mixed = self.mixture(images, gate_input=flat, training=False)
         logits = [tower(x) for tower, x in zip(self.towers, mixed.outputs, strict=True)]
         used = [routing.diagnostics["experts_per_example"] for routing in mixed.routings]
         return keras.ops.stack(logits, axis=1), used, mixed.experts_per_row
 
 
-def expert(seed: int | None) -> keras.Model:
+def expert(seed: int | None, size: int = SIZE) -> keras.Model:
     """Two convolutions with pooling and two dense layers (both papers' architecture)."""
 
     def start(layer: str) -> keras.initializers.Initializer:
@@ -131,7 +136,7 @@ def expert(seed: int | None) -> keras.Model:
 
     return keras.Sequential(
         [
-            keras.Input((SIZE, SIZE, 1)),
+            keras.Input((size, size, 1)),
             keras.layers.Conv2D(10, 5, activation="relu", kernel_initializer=start("conv 1")),
             keras.layers.MaxPooling2D(),
             keras.layers.Conv2D(20, 5, activation="relu", kernel_initializer=start("conv 2")),

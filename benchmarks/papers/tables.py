@@ -10,6 +10,7 @@ import json
 import book_crossing
 import deskdrop
 import dselect_grid
+import fashion_routers
 import inference_modes
 import movielens
 import multi_mnist
@@ -38,6 +39,7 @@ def write() -> dict[str, int]:
         tuning,
         deskdrop,
         multi_mnist,
+        fashion_routers,
     ):
         rows = Rows(study.__name__, study.KEY).read()
         study.write_table(rows)

@@ -1,6 +1,7 @@
 """The studies of the papers' claims: units, raw labels, inference modes, and the page's tables."""
 
 import argparse
+import gzip
 import importlib
 import json
 import shutil
@@ -190,3 +191,46 @@ def test_seeds_wait_for_all_trials_of_their_model(study: Any, monkeypatch: Any) 
     for step, before in begun:
         if step[0] == "final":
             assert sum(s[0] == "trial" and s[1]["model"] == "b" for s in before) == 3
+
+
+def test_the_distance_of_two_distributions(study: Any) -> None:
+    from scipy.stats import wasserstein_distance
+
+    routers = study("fashion_routers")
+    rng = np.random.default_rng(0)
+    one, other = rng.exponential(1, 10_000), rng.exponential(1.5, 10_000)
+    kept, others = (routers.quantiles(losses) for losses in (one, other))
+    assert routers.distance(kept, kept) == 0
+    assert routers.distance(kept, kept + 0.25) == pytest.approx(0.25)
+    exact = wasserstein_distance(one, other)
+    assert exact * 0.99 < routers.distance(kept, others) <= exact
+    assert kept.mean() == pytest.approx(one.mean())
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_a_router_of_images_is_measured_in_both_ways(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replacement: bool
+) -> None:
+    routers = study("fashion_routers")
+    for name, value in {"EPOCHS": 2, "VALIDATION": 40, "EXPERTS": 3}.items():
+        monkeypatch.setattr(routers, name, value)
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "fashion-mnist"
+    folder.mkdir()
+    for name, count in (("train", 140), ("t10k", 200)):
+        labels = rng.integers(0, 10, count, np.uint8)
+        pixels = np.repeat(labels * 25, 28 * 28).reshape(count, 28, 28)
+        for kind, values in (("images-idx3", pixels), ("labels-idx1", labels)):
+            head = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">i4").tobytes()
+            with gzip.open(folder / f"{name}-{kind}-ubyte.gz", "wb") as file:
+                file.write(head + values.tobytes())
+    splits = routers.read(folder, 100)
+    assert [len(splits[name][1]) for name in ("train", "validation", "test")] == [100, 40, 200]
+    run = {"gate": "moesart", "k": 2, "replacement": replacement, "seed": 0, "rows": 100}
+    found = json.loads(json.dumps(routers.measure(run, tmp_path)))
+    assert found["epochs"] == 2
+    assert found["dense"]["quantiles"] != found["sparse"]["quantiles"]
+    for mode in ("dense", "sparse"):
+        assert np.mean(found[mode]["quantiles"]) == pytest.approx(found[mode]["loss"], abs=1e-4)
+    with pytest.raises(SystemExit, match="expected at most 100 training images, received 101"):
+        routers.read(folder, 101)
