@@ -204,8 +204,12 @@ def _picture(found: dict[tuple[Any, ...], list[Row]]) -> None:
 
     logs = sorted({key[0] for key in found})
     gates = sorted({key[1] for key in found})
-    figure, axes = plt.subplots(1, len(logs), figsize=(5.5 * len(logs), 4.5), squeeze=False)
-    for axis, log in zip(axes[0], logs, strict=True):
+    columns = min(len(logs), 3)
+    lines = -(-len(logs) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(5.5 * columns, 4.5 * lines), squeeze=False)
+    for axis in axes.flat[len(logs) :]:
+        axis.axis("off")
+    for axis, log in zip(axes.flat, logs, strict=False):
         for place, gate in enumerate(gates):
             same = {key: rows for key, rows in found.items() if key[:2] == (log, gate)}
             points = sorted(
