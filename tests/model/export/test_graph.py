@@ -161,8 +161,13 @@ class Exported:
 
 
 def assert_scores_equal(exported: Exported, received: dict[str, Any], expected: Any) -> None:
+    """Equal up to rounding.
+
+    Random weights make a dwell of e^49.  A unit in the last place of 49 is 4e-6 of it, and kernels
+    of processors with and without AVX-512 add in other orders: three such units were seen.
+    """
     assert received.keys() == expected.keys()
-    assert relative_differences(exported.contract, expected, received).max() < 1e-5
+    assert relative_differences(exported.contract, expected, received).max() < 3e-5
 
 
 @pytest.fixture(scope="module")
