@@ -209,7 +209,7 @@ def _picture(found: dict[tuple[Any, ...], list[Row]]) -> None:
     figure, axes = plt.subplots(lines, columns, figsize=(5.5 * columns, 4.5 * lines), squeeze=False)
     for axis in axes.flat[len(logs) :]:
         axis.axis("off")
-    for axis, log in zip(axes.flat, logs, strict=False):
+    for axis, log in zip(axes.flat[: len(logs)], logs, strict=True):
         for place, gate in enumerate(gates):
             same = {key: rows for key, rows in found.items() if key[:2] == (log, gate)}
             points = sorted(

@@ -32,6 +32,21 @@ np.savez(found, **{name: np.asarray(value) for name, value in values.items()})
 """
 
 
+def run(code: str, *arguments: object) -> str:
+    """Run Python on JAX; what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 def train(
     config: Any, examples: Path, out: Path, then: str = ""
 ) -> tuple[dict[str, np.ndarray], str]:
@@ -48,15 +63,6 @@ def train(
     """
     settings, found = (out.with_name(f"{out.name}.{end}") for end in ("json", "npz"))
     settings.write_text(config.model_dump_json())
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT + then, *map(str, (settings, examples, out, found))],
-        env=os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    printed = run(SCRIPT + then, settings, examples, out, found)
     with np.load(found) as scores:
-        return dict(scores), done.stdout
+        return dict(scores), printed

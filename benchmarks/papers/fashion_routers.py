@@ -1,6 +1,6 @@
 """Three routers on Fashion-MNIST: figures 2 to 4 of the paper on MOESART, which has SVHN there.
 
-    python benchmarks/papers/fashion_routers.py --data FOLDER --seeds 3   # three hours on one core
+    python benchmarks/papers/fashion_routers.py --data FOLDER --seeds 3   # four hours on one core
     python benchmarks/papers/fashion_routers.py --table
 
 FOLDER has the folder fashion-mnist/ with the publisher's idx files.  SVHN is not at hand, so the
@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import numpy as np
 from inference_modes import OWN, K, routed_by
-from multi_mnist import BATCH, MultiTask, read_idx
+from multi_mnist import BATCH, MultiTask, read_images
 from rows import RESULTS, Row, Rows, cell, replace_table
 
 EXPERTS, SIZE = 8, 28
@@ -71,8 +71,7 @@ def read(folder: Path, rows: int) -> dict[str, Images]:
     """Images to train, to validate and to test; the first two share none."""
 
     def images(name: str) -> Images:
-        pixels = read_idx(folder / f"{name}-images-idx3-ubyte.gz")
-        labels = read_idx(folder / f"{name}-labels-idx1-ubyte.gz")
+        pixels, labels = read_images(folder, name)
         return (pixels.astype("float32") / 255)[..., None], labels.astype("int32")
 
     pixels, labels = images("train")

@@ -157,6 +157,14 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 
+def read_images(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of one of a publisher's sets, `train` or `t10k`."""
+    images, labels = (
+        read_idx(folder / f"{name}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1")
+    )
+    return images, labels
+
+
 def overlay(
     images: np.ndarray, labels: np.ndarray, rows: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -178,10 +186,8 @@ def overlay(
 
 def data(folder: Path, rows: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Pairs for training, validation and test; the splits share no image."""
-    pixels, labels = (
-        read_idx(folder / f"train-{name}-ubyte.gz") for name in ("images-idx3", "labels-idx1")
-    )
-    test = [read_idx(folder / f"t10k-{name}-ubyte.gz") for name in ("images-idx3", "labels-idx1")]
+    pixels, labels = read_images(folder, "train")
+    test = read_images(folder, "t10k")
     rng = np.random.default_rng(0)
     cut = len(pixels) * 5 // 6
     return {

@@ -78,6 +78,8 @@ class Inputs:
         """Values of the tensors of texts, (N, 3) each."""
         self._parts: list[slice] = []
         """Where the texts of each of these are among all texts of a run."""
+        self._large: list[_InputTensor] = []
+        """Those that are not kept."""
         self._texts = b""
 
     def __del__(self) -> None:
@@ -115,13 +117,12 @@ class Inputs:
 
         The others stay: making some sixty anew costs as much as running the model for one row.
         """
-        large = [tensor for tensor in self._tensors if tensor.memory.size > _KEPT_BYTES]
-        if not large:
+        if not self._large:
             return
-        for tensor in large:
+        for tensor in self._large:
             tensor.free()
         self.shapes = None
-        self._numbers, self._words, self._texts = [], [], b""
+        self._numbers, self._words, self._large, self._texts = [], [], [], b""
 
     def _resize(self, shapes: Shapes) -> None:
         """Give the tensors their shapes."""
@@ -134,6 +135,7 @@ class Inputs:
         self._words = [tensor.values for tensor in compress(self._tensors, self._are_texts)]
         ends = np.cumsum([0, *map(len, self._words)]).tolist()
         self._parts = list(map(slice, ends, ends[1:]))
+        self._large = [tensor for tensor in self._tensors if tensor.memory.size > _KEPT_BYTES]
         self.shapes = shapes
 
     def _fill_texts(self, texts: list[Any]) -> None:

@@ -1,10 +1,7 @@
 """A funnel and every loss through training, warm start, export and the served graph."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from sklearn.metrics import mean_pinball_loss
+from tests import on_jax
 
 from multigate.configs.errors import ModelError
 from multigate.model.checkpoints import checkpoint, weights
@@ -261,15 +259,7 @@ def test_jax_trains_every_loss_and_scores_the_same_on_tensorflow(
     config = everything(heads, batch_size=30)
     (tmp_path / "config.json").write_text(config.model_dump_json())
     names = ("config.json", "examples", "checkpoint", "logits.npz")
-    done = subprocess.run(
-        [sys.executable, "-c", JAX, *(str(tmp_path / name) for name in names)],
-        env=os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    on_jax.run(JAX, *(tmp_path / name for name in names))
     first, last = checkpoint.read_history(tmp_path / "checkpoint")
     assert last["loss"] < first["loss"]
     assert np.isfinite(last["ranking"])

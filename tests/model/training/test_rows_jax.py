@@ -1,13 +1,11 @@
 """On JAX too a step updates the rows of its batch alone, and as dense Adam where all are in it."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests import on_jax
 
 SCRIPT = """
 import json, sys
@@ -66,16 +64,7 @@ def trained(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np
     train = {"learning_rate": 0.01, "ema": 0.9, "clip_norm": 1.0}
     config = tiny.make_config(model=model, train=train)
     (folder / "config.json").write_text(config.model_dump_json())
-    paths = [folder / "config.json", tiny.examples, folder / "found.npz"]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *map(str, paths)],
-        env=os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    on_jax.run(SCRIPT, folder / "config.json", tiny.examples, folder / "found.npz")
     return dict(np.load(folder / "found.npz"))
 
 
@@ -139,15 +128,7 @@ np.savez(sys.argv[1], start=start, **{name: np.asarray(value) for name, value in
 
 @pytest.mark.slow
 def test_a_small_table_moves_as_one_whose_distinct_rows_are_looked_for(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TABLES, str(tmp_path / "found.npz")],
-        env=os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    on_jax.run(TABLES, tmp_path / "found.npz")
     found = dict(np.load(tmp_path / "found.npz"))
     for name in ("table/float32", "state/float32", "table/bfloat16"):
         tolerance = 1e-6 if name.endswith("float32") else 0.02  # rounded at random
