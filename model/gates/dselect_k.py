@@ -14,7 +14,7 @@ from multigate.model.gates.parts.schedule import (
     geometric,
     piecewise_linear,
 )
-from multigate.model.gates.parts.selection import batch_mean, softmax
+from multigate.model.gates.parts.selection import batch_mean, keep_largest, softmax
 from multigate.model.gates.parts.smooth_step import (
     code_probabilities,
     rounded_codes,
@@ -45,7 +45,10 @@ class DSelectK(ScheduledGate):
             the -1, a converged gate adds zero.
     Diagnostics: convergence, the share of bits that are exactly 0 or 1.
 
-    After `harden()`, inference takes each selector's reachable expert with the largest p[r, e].
+    After `harden()`, inference of a static gate keeps the k largest w_e (`keep_largest`), so that
+    nothing changes where at most k experts have weight.  Per example, each selector takes its
+    reachable expert with the largest p[r, e]: nearly all rows have settled there, and a served row
+    does without p.
 
     Args:
         gamma: width of the smooth-step.
@@ -139,10 +142,11 @@ class DSelectK(ScheduledGate):
         bits, mix = self._logits(x)  # (B, k, m), (B, k); B = 1 where static
         alpha = softmax(mix)  # (B, k)
         diagnostics = {"convergence": _share(saturated(ops.stop_gradient(bits), gamma))}
-        if self.hardened and not training:
+        hard = self.hardened and not training
+        if hard and not self.static:
             chosen = ops.one_hot(self._chosen(bits, gamma), E, dtype=alpha.dtype)  # (B, k, E)
             weights = ops.sum(alpha[..., None] * chosen, axis=1)  # (B, E)
-            return Routing(weights[0] if self.static else weights, {}, diagnostics)
+            return Routing(weights, {}, diagnostics)
         on, off = smooth_step(bits, gamma)
         p = code_probabilities(on, off)  # (B, k, 2^m)
         reachable = p[..., :E]
@@ -150,6 +154,8 @@ class DSelectK(ScheduledGate):
         weights = ops.sum(alpha[..., None] * reachable, axis=1)  # (B, E)
         total = ops.sum(weights, axis=-1, keepdims=True)
         weights = weights / ops.maximum(total, _SMALLEST_MASS)
+        if hard:
+            weights = keep_largest(weights, k)
         losses = {}
         if training and self.entropy_weight:
             strength = self.entropy_weight * piecewise_linear(self.entropy_schedule, step)
@@ -160,7 +166,7 @@ class DSelectK(ScheduledGate):
         return Routing(weights[0] if self.static else weights, losses, diagnostics)
 
     def _chosen(self, bits: Tensor, gamma: float | Tensor) -> Tensor:
-        """Each selector's reachable expert with the largest p, (B, k), int32."""
+        """Each selector's reachable expert with the largest p, (B, k), int32; per example."""
         if 2**self.num_bits == self.num_experts:  # then it is that of the rounded bits
             return rounded_codes(bits)
         # Rounding bit by bit could land on an unreachable code; the largest p cannot.

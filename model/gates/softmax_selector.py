@@ -13,7 +13,7 @@ from multigate.model.gates.parts.schedule import (
     geometric,
     piecewise_linear,
 )
-from multigate.model.gates.parts.selection import batch_mean, softmax
+from multigate.model.gates.parts.selection import batch_mean, keep_largest, softmax
 
 
 @keras.saving.register_keras_serializable("multigate")
@@ -21,9 +21,10 @@ class SoftmaxSelector(ScheduledGate):
     """w_e = sum_r softmax(a)_r softmax(psi_r / temperature)_e, with k selectors r.
 
     Static: psi (k, E) and a (k,) are variables; per example both are linear in x.  A softmax is
-    never exactly one-hot, so inference takes each selector's argmax.  Two selectors may take the
-    same expert.  The paper's two variants are settings: "annealing" sets `temperature_end`,
-    "entropy" sets `entropy_weight`; both together are allowed.
+    never exactly one-hot, so inference keeps the k largest w_e (`keep_largest`), at the temperature
+    that training ended with.  Two selectors may take the same expert.  The paper's
+    two variants are settings: "annealing" sets `temperature_end`, "entropy" sets `entropy_weight`;
+    both together are allowed.
 
     Losses in training:
         entropy: lambda(step) * mean over the batch of sum_r H(softmax(psi_r / temperature)), nats.
@@ -105,18 +106,17 @@ class SoftmaxSelector(ScheduledGate):
             mix = product(x, self.mix_kernel) + mix
         psi = ops.reshape(self.check_logits(psi), (-1, k, E))  # (B, k, E); B = 1 where static
         alpha = softmax(self.check_logits(mix))  # (B, k)
-        losses = {}
-        if training:
-            temperature = geometric(
-                self.temperature, self.temperature_end, self.temperature_steps, step
-            )
-            selectors = softmax(psi / temperature)  # (B, k, E)
-            if self.entropy_weight:
-                strength = self.entropy_weight * piecewise_linear(self.entropy_schedule, step)
-                losses["entropy"] = strength * batch_mean(ops.sum(entropy(selectors), axis=-1))
-        else:
-            selectors = ops.one_hot(ops.argmax(psi, axis=-1), E, dtype=psi.dtype)
+        temperature = geometric(
+            self.temperature, self.temperature_end, self.temperature_steps, step
+        )
+        selectors = softmax(psi / temperature)  # (B, k, E)
         weights = ops.sum(alpha[..., None] * selectors, axis=1)  # (B, E)
+        losses = {}
+        if training and self.entropy_weight:
+            strength = self.entropy_weight * piecewise_linear(self.entropy_schedule, step)
+            losses["entropy"] = strength * batch_mean(ops.sum(entropy(selectors), axis=-1))
+        if not training:
+            weights = keep_largest(weights, k)
         return Routing(weights[0] if self.static else weights, losses, {})
 
     def get_config(self) -> dict[str, Any]:

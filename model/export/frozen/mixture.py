@@ -101,7 +101,8 @@ class FrozenMixture:
             if weights is not None and not weights.any():
                 raise ExportError(
                     f"gate of {name!r}: selects none of the {len(mixture.experts)} experts; "
-                    "train with a weaker sparsity penalty and export again"
+                    "train with a weaker sparsity penalty (gumbel_softmax) or a larger "
+                    "reachability_weight (dselect_k), and export again"
                 )
         self.experts = len(mixture.experts)
         self.kept = list(range(self.experts))

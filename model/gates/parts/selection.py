@@ -87,6 +87,20 @@ def keep_where(mask: Tensor, weights: Tensor) -> Tensor:
     return keras.ops.where(mask, weights, keras.ops.zeros_like(weights))
 
 
+def keep_largest(weights: Tensor, k: int) -> Tensor:
+    """Give the sum of all weights (..., E) to the k largest, in their proportions.
+
+    Of all choices of k experts, this one keeps the most weight.  Rows with at most k weights stay
+    as they are; the others get exact zeros.
+    """
+    ops = keras.ops
+    if k == weights.shape[-1]:
+        return weights
+    kept = keep_where(top_k_mask(weights, k), weights)
+    total, of_kept = (ops.sum(w, axis=-1, keepdims=True) for w in (weights, kept))
+    return kept * (total / ops.where(of_kept == 0, ops.ones_like(of_kept), of_kept))
+
+
 def batch_mean(values: Tensor) -> Tensor:
     """Mean over the first axis; zero, not NaN, for an empty batch.
 

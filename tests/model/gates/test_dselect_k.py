@@ -1,5 +1,6 @@
 """DSelect-k: formula, exact zeros, regularisers, hardening."""
 
+import itertools
 from typing import Any
 
 import keras
@@ -220,6 +221,53 @@ def test_a_hardened_selector_takes_its_most_probable_reachable_code(E: int) -> N
     for row, chosen in enumerate(p.argmax(axis=2)):
         np.add.at(expected[row], chosen, mix[row] / mix[row].sum())
     np.testing.assert_allclose(gate(x).weights, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("E", "k"), [(2, 1), (3, 2), (4, 4), (5, 2), (8, 3), (13, 2), (16, 1)])
+def test_hardening_a_static_gate_is_the_nearest_choice_of_k_experts(E: int, k: int) -> None:
+    rng = np.random.default_rng(E)
+    gate = static_gate(np.zeros((k, (E - 1).bit_length())), np.zeros(k), E)
+    x = np.zeros((1, 3), F)
+    few = 0
+    for _ in range(60):
+        gate.bit_bias.assign(rng.uniform(-1.5, 1.5, gate.bit_bias.shape))  # two of three settle
+        gate.mix_bias.assign(rng.normal(size=k))
+        gate.hardened = False
+        soft = np.array(gate(x).weights, float)
+        gate.harden()
+        hard = np.array(gate(x).weights, float)
+        # By search: no k experts keep more of the weight.
+        best = max(itertools.combinations(range(E), k), key=lambda chosen: soft[list(chosen)].sum())
+        expected = np.zeros(E)
+        expected[list(best)] = soft[list(best)]
+        expected *= soft.sum() / (expected.sum() or 1)  # 0 where no code has an expert
+        np.testing.assert_allclose(hard, expected, rtol=1e-5, atol=1e-7)
+        if np.count_nonzero(soft) <= k:
+            few += 1
+            np.testing.assert_allclose(hard, soft, rtol=1e-6)
+    assert few > 0
+
+
+def test_hardening_keeps_two_experts_of_two_undecided_selectors() -> None:
+    # Both selectors are undecided between experts 0 and 1, which have all the weight and meet k.
+    # Each selector's likeliest expert is 0: it would get the weight of both.
+    gate = static_gate([[-0.1, -0.9], [-0.1, -0.9]], [0, 0], 4)
+    x = np.zeros((1, 3), F)
+    soft = np.array(gate(x).weights)
+    assert np.count_nonzero(soft) == 2
+    assert soft[1] > 0.3
+    gate.harden()
+    np.testing.assert_allclose(gate(x).weights, soft, rtol=1e-6)
+
+
+def test_little_reachable_mass_is_as_little_once_it_is_hardened() -> None:
+    # The first selector, with nearly all of the mixture's weight, is on code 3, which E = 3 lacks.
+    gate = static_gate([[0.9, 0.9], [-0.9, -0.9]], [18, 0], 3)
+    x = np.zeros((1, 3), F)
+    soft = np.array(gate(x).weights)
+    assert 0 < soft.sum() < 0.1
+    gate.harden()
+    np.testing.assert_allclose(gate(x).weights, soft, rtol=1e-6)
 
 
 def test_bits_start_near_a_half() -> None:

@@ -28,15 +28,16 @@ def static_gate(psi: Any, mix: Any, **options: Any) -> SoftmaxSelector:
 
 
 def test_weights_by_hand() -> None:
-    # psi_0 = (log 3, 0): (3/4, 1/4); psi_1 = (0, log 4): (1/5, 4/5); alpha = (1/2, 1/2).
-    # w = ((3/4 + 1/5) / 2, (1/4 + 4/5) / 2) = (19/40, 21/40).  Argmax: expert 0 and expert 1.
-    gate = static_gate([[np.log(3), 0], [0, np.log(4)]], [0, 0])
-    np.testing.assert_allclose(gate(X, training=True).weights, [19 / 40, 21 / 40], rtol=1e-6)
-    np.testing.assert_allclose(gate(X).weights, [0.5, 0.5])
+    # psi_0 = (log 3, 0, 0): (3, 1, 1) / 5; psi_1 = (0, log 4, 0): (1, 4, 1) / 6; alpha = 1/2, 1/2.
+    # w = (3/5 + 1/6, 1/5 + 4/6, 1/5 + 1/6) / 2 = (23, 26, 11) / 60.
+    gate = static_gate([[np.log(3), 0, 0], [0, np.log(4), 0]], [0, 0])
+    training = gate(X, training=True).weights
+    np.testing.assert_allclose(training, [23 / 60, 26 / 60, 11 / 60], rtol=1e-6)
+    np.testing.assert_allclose(gate(X).weights, [23 / 49, 26 / 49, 0], rtol=1e-6)
 
 
 def test_two_selectors_may_take_the_same_expert() -> None:
-    gate = static_gate([[1, 0, 0], [2, 1, 1]], [0, 1])
+    gate = static_gate([[1e3, 0, 0], [2e3, 0, 0]], [0, 1])
     np.testing.assert_allclose(gate(X).weights, [1, 0, 0], rtol=1e-6)
 
 
@@ -49,7 +50,8 @@ def test_per_example_formula() -> None:
     alpha = softmax(x @ gate.mix_kernel.numpy() + gate.mix_bias.numpy())
     training = np.einsum("br,bre->be", alpha, softmax(psi / 0.5))
     np.testing.assert_allclose(gate(x, training=True).weights, training, rtol=1e-4)
-    inference = np.einsum("br,bre->be", alpha, np.eye(5)[psi.argmax(-1)])
+    kept = np.where(training >= np.sort(training, axis=1)[:, [-gate.num_selected]], training, 0)
+    inference = kept / kept.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(gate(x).weights, inference, rtol=1e-4)
 
 
