@@ -74,11 +74,12 @@ def cell(values: list[float], digits: int, sign: str = "") -> str:
     return text if error is None else f"{text} ± {error:.{digits}f}"
 
 
-def replace_table(name: str, lines: list[str], page: Path = PAGE) -> None:
-    """Put a table in the place that a page marks for it.
+def replace_table(name: str, lines: list[str], page: Path | None = None) -> None:
+    """Put a table in the place that a page, by default `PAGE`, marks for it.
 
     The page has `<!-- NAME -->` before and `<!-- end NAME -->` after the table.
     """
+    page = page or PAGE
     text = page.read_text(encoding="utf-8")
     before, rest = text.split(f"<!-- {name} -->\n")
     _, after = rest.split(f"<!-- end {name} -->\n")

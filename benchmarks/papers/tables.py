@@ -15,6 +15,7 @@ import inference_modes
 import movielens
 import multi_mnist
 import raw_targets
+import tasks_in_groups
 import toy_skip
 import trimmed_lasso
 import tuned
@@ -34,6 +35,7 @@ def write() -> dict[str, int]:
         raw_targets,
         inference_modes,
         dselect_grid,
+        tasks_in_groups,
         toy_skip,
         trimmed_lasso,
         tuning,

@@ -198,6 +198,20 @@ def measure_checkpoint(checkpoint: Path, examples: Path, weight: float) -> Row:
     }
 
 
+def hardened_loss(checkpoint: Path, examples: Path, weight: float) -> float:
+    """The test loss of `measure_checkpoint` with gates as they are served (`Gate.harden`)."""
+    from multigate.model.checkpoints import checkpoint as checkpoints
+    from multigate.model.data.examples import read_split
+    from multigate.model.evaluation.evaluate import Predictions, summary
+
+    ranker, encoder, config, _ = checkpoints.load(checkpoint)
+    ranker.mixture.harden()
+    rows = read_split(examples, "test", encoder)
+    predictions = Predictions(ranker, config.contract, encoder.statistics, rows)
+    first, second = summary(config, "test", rows, predictions)["tasks"].values()
+    return float(weight * first["log_loss"] + (1 - weight) * second["mse"])
+
+
 def random_trial(
     config: Config, space: dict[str, Any], trial: int, examples: Path, out: Path, weight: float
 ) -> Row:
