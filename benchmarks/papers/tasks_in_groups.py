@@ -76,6 +76,15 @@ SPACES: dict[str, tuple[str, dict[str, list[Any]]]] = {
             "entropy_schedule": [_LATE],
         },
     ),
+    "DSelect-k, annealed": (
+        "dselect_k",
+        {
+            "learning_rate": _RATES,
+            "gamma": [5.0, 10.0, 15.0],
+            "gamma_end": [1e-3],
+            "entropy_weight": [0.0, 0.01],
+        },
+    ),
     "softmax, annealed": (
         "softmax_selector",
         {
@@ -294,6 +303,8 @@ def options_of(settings: Row) -> Row:
     options = dict(settings)
     if "temperature" in options:
         options["temperature_steps"] = total
+    if "gamma_end" in options:  # every bit has settled in the last quarter
+        options["gamma_steps"] = round(0.75 * total)
     if "entropy_schedule" in options:
         points = options["entropy_schedule"]
         options["entropy_schedule"] = [[round(share * total), factor] for share, factor in points]
@@ -372,7 +383,7 @@ def measure_final(run: Row) -> Row:
 
 
 def write_table(rows: list[Row]) -> None:
-    """By number of tasks the lowest error first, into docs/results/papers.md."""
+    """By number of tasks the lowest error first, and the paired differences, into the page."""
     lines = [
         "| tasks | gate | test MSE | before hardening | related | unrelated | experts a task "
         "| before hardening | problems | trials | settings |",
@@ -401,6 +412,33 @@ def write_table(rows: list[Row]) -> None:
                 f"| {len(trials(rows, tasks, gate))} | {settings} |"
             )
     replace_table("tasks_in_groups", lines)
+    replace_table("tasks_in_groups paired", differences(rows))
+
+
+def differences(rows: list[Row]) -> list[str]:
+    """The table of every gate's problems less Top-k's."""
+    lines = [
+        "| tasks | gate | test MSE | related | unrelated | problems |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for tasks in sorted({row["tasks"] for row in rows}):
+        by_gate = {found[0]["gate"]: {r["seed"]: r for r in found} for found in finals(rows, tasks)}
+        base = by_gate.pop("Top-k", {})
+        for gate, found in by_gate.items():
+            seeds = sorted(set(found) & set(base))
+            if not seeds:
+                continue
+            less = {
+                name: [found[s][name] - base[s][name] for s in seeds]
+                for name in ("mse", "related", "unrelated")
+                if tasks > GROUP or name != "unrelated"
+            }
+            unrelated = cell(less["unrelated"], 3, "+") if "unrelated" in less else ""
+            lines.append(
+                f"| {tasks} | {gate} | {cell(less['mse'], 4, '+')} "
+                f"| {cell(less['related'], 2, '+')} | {unrelated} | {len(seeds)} |"
+            )
+    return lines
 
 
 if __name__ == "__main__":

@@ -12,7 +12,14 @@ import pytest
 
 from multigate.model import gates
 
-GATES = ["Top-k", "DSelect-k", "DSelect-k, late penalty", "softmax, annealed", "softmax, entropy"]
+GATES = [
+    "Top-k",
+    "DSelect-k",
+    "DSelect-k, late penalty",
+    "DSelect-k, annealed",
+    "softmax, annealed",
+    "softmax, entropy",
+]
 
 
 @pytest.fixture
