@@ -40,6 +40,7 @@ import tensorflow as tf
 from rows import Row, Rows, cell, replace_table
 
 from multigate.model import gates
+from multigate.model.gates.parts.selection import keep_largest
 
 GROUP, TRUE, UNITS, FEATURES, BATCH = 16, 4, 4, 10, 256
 ROWS, HELD_OUT = 100_000, 20_000
@@ -255,9 +256,8 @@ def train(
         run_epoch(tf.constant(x_train[order].reshape(STEPS, BATCH, FEATURES)))
         if epoch in epochs:
             soft_weights = tf.reshape(gate(one_hot).weights, (S, tasks, E))
-            gate.harden()
-            weights = tf.reshape(gate(one_hot).weights, (S, tasks, E))
-            gate.hardened = False  # training goes on
+            # As a static gate hardens; the layer is per example, and would harden otherwise.
+            weights = keep_largest(soft_weights, TRUE)
             found[epoch] = Measured(
                 error_of(x_validation, weights),
                 error_of(x_test, weights),

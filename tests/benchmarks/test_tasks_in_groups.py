@@ -66,9 +66,42 @@ def test_one_layer_of_static_gates_equals_the_gates(groups: Any, label: str) -> 
     assert len(kernels) == (1 if name == "topk" else 2)
 
 
-def test_problems_trained_side_by_side_are_those_trained_alone(
-    groups: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("label", GATES)
+def test_what_is_measured_is_what_hardened_static_gates_serve(
+    groups: Any, label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(groups, "STEPS", 3)
+    made = []
+
+    def remember(*arguments: Any, **options: Any) -> Any:
+        made.append(original(*arguments, **options))
+        return made[-1]
+
+    original = groups.static_gates
+    monkeypatch.setattr(groups, "static_gates", remember)
+    options = groups.options_of(groups.draws(label)[0])
+    rate = options.pop("learning_rate")
+    found = groups.train(groups.SPACES[label][0], 32, [0], rate, (1,), **options)[1]
+    layer = made[0][0]
+    trained = {variable.name: np.array(variable) for variable in layer.trainable_variables}
+    for task in (0, 17, 31):
+        alone = gates.make(groups.SPACES[label][0], 8, 4, static=True, **options)
+        alone.build((None, 32))
+        for variable in alone.weights:
+            kernel = trained.get(variable.name.replace("bias", "kernel"))
+            if kernel is None and variable.name in trained:  # Top-k's only bias is `bias`
+                kernel = trained["kernel"]
+            if kernel is not None:
+                variable.assign(kernel[task])
+            elif variable.name == "step":
+                variable.assign(layer.step)
+        x = np.zeros((1, 32), "float32")
+        np.testing.assert_allclose(found.soft_weights[0, task], alone(x).weights, rtol=1e-5)
+        alone.harden()
+        np.testing.assert_allclose(found.weights[0, task], alone(x).weights, rtol=1e-5)
+
+
+def test_problems_are_the_same_beside_others(groups: Any) -> None:
     # The problems share nothing: what one is made of does not hang on the others.
     both, alone = groups.problem([3, 8], 32), groups.problem([8], 32)
     for together, one in zip(both, alone, strict=True):
