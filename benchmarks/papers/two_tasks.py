@@ -185,7 +185,7 @@ def measure_checkpoint(checkpoint: Path, examples: Path, weight: float) -> Row:
     found = evaluate(checkpoint, examples)
     first, second = found["tasks"].values()
     return {
-        "loss": weight * first["log_loss"] + (1 - weight) * second["mse"],
+        "loss": loss_of(found["tasks"], weight),
         "auc": first["value"],
         "mse": second["mse"],
         "log_loss": first["log_loss"],
@@ -208,7 +208,12 @@ def hardened_loss(checkpoint: Path, examples: Path, weight: float) -> float:
     ranker.mixture.harden()
     rows = read_split(examples, "test", encoder)
     predictions = Predictions(ranker, config.contract, encoder.statistics, rows)
-    first, second = summary(config, "test", rows, predictions)["tasks"].values()
+    return loss_of(summary(config, "test", rows, predictions)["tasks"], weight)
+
+
+def loss_of(tasks: dict[str, Any], weight: float) -> float:
+    """The papers' loss of two tasks' measures: a binary one, then a regression of raw labels."""
+    first, second = tasks.values()
     return float(weight * first["log_loss"] + (1 - weight) * second["mse"])
 
 
