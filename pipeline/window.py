@@ -94,6 +94,11 @@ def plan_window(
         raise ConfigError(
             f"--from must be before --to: received {since.isoformat()} and {until.isoformat()}"
         )
+    if pipeline.cut_off is not None and until > pipeline.cut_off.astimezone(UTC):
+        raise ConfigError(
+            f"--to: expected at most pipeline.cut_off, {pipeline.cut_off.isoformat()}, after which "
+            f"no row is part of the run; received {until.isoformat()}"
+        )
     if pipeline.log.unknown_time is not None:
         raise ConfigError("--from: pipeline.log.unknown_time: rows without a time are of no day")
     if pipeline.negatives is not None and pipeline.negatives.exclude == "ever":
@@ -159,18 +164,18 @@ def _longest_delay(rule: _OverTime, config: Config) -> timedelta | None:
     if isinstance(rule, LabelCounter):
         return waits(config)[rule.task]
     log, names = config.pipeline.log, rule.events
+    longest = timedelta(0)
+    if not isinstance(log, EventLog):
+        for name in (*names, *(rule.per if isinstance(rule, Rate) else ())):
+            if name != "impression":
+                known = log.feedback_known(name)
+                if not isinstance(known, timedelta):
+                    return None
+                longest = max(longest, known)
     if isinstance(rule, History) and set(rule.with_) & log_features(config).keys():
         # An entry's category may be that of an earlier event of the user on the item.
-        return config.pipeline.attribution
-    if isinstance(log, EventLog):
-        return timedelta(0)
-    longest = timedelta(0)
-    for name in (*names, *(rule.per if isinstance(rule, Rate) else ())):
-        if name != "impression":
-            known = log.feedback_known(name)
-            if not isinstance(known, timedelta):
-                return None
-            longest = max(longest, known)
+        earlier = config.pipeline.attribution
+        return None if earlier is None else longest + earlier
     return longest
 
 

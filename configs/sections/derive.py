@@ -5,8 +5,9 @@ column's name may name then. The pipeline alone derives: a request holds the der
 as it holds the part that a feature's `pattern` takes.
 """
 
+import re
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -55,6 +56,10 @@ class Derived(Frozen):
     number: str | None = Field(None, examples=["price"])
     """The number that a text with a decimal comma or a unit spells: `1.234,50` is 1234.5, `€ 9.90`
     is 9.9, `12 kg` is 12. Of a duration, its seconds: `PT1M30S`, `00:01:30` and `1:30` are 90."""
+    decimal: Literal[",", "."] | None = None
+    """Of `number`: the decimal mark, where the other of comma and point groups thousands: with `,`
+    the text `1.234` is 1234, with `.` the text `1,234` is. By default a mark that stands twice, or
+    before the other one, groups, and a single one is the decimal mark: 1.234 for both texts."""
     flag: str | None = Field(None, examples=["clicked"])
     """1 where the column's text is one of `ones`, 0 where it is another one, missing where there is
     none."""
@@ -65,7 +70,7 @@ class Derived(Frozen):
     `age`) of `iso`. A text of another form is kept, so that it is rejected as no time."""
     form: str | None = Field(None, examples=["%d/%m/%Y %H:%M"])
     """Of `time_of`: how its texts are written, in the letters of strptime: `%d` day, `%m` month,
-    `%Y` year, `%H` hour, `%M` minute, `%S` second, `%z` zone (`+0200`)."""
+    `%Y` year, `%H` hour, `%M` minute, `%S` second, `.%f` its fraction, `%z` zone (`+0200`)."""
     hour_of: str | None = Field(None, examples=["time"])
     """The hour, 0 to 23, of a column of times in the log's `time_unit` and `time_zone`."""
     weekday_of: str | None = Field(None, examples=["time"])
@@ -102,6 +107,11 @@ class Derived(Frozen):
                 f"derive: empty: only coalesce and number take it, such as {{coalesce: [login], "
                 f"empty: [guest]}}; received {given[0]}"
             )
+        if self.decimal is not None and self.number is None:
+            raise contradiction(
+                "derive: decimal: only number takes it, such as {number: price, decimal: ','}; "
+                f"received {given[0]}"
+            )
         if self.empty is None and len(self.coalesce or ()) == 1:
             raise contradiction(
                 "derive: coalesce: expected at least two columns, or texts that are none (empty); "
@@ -124,6 +134,16 @@ class Derived(Frozen):
             raise contradiction(
                 f"derive: form: expected letters of strptime with a year, such as '%d/%m/%Y', "
                 f"received {self.form!r}"
+            )
+        if self.form is not None and "%f" in self.form.replace(".%f", ""):
+            raise contradiction(
+                "derive: form: expected %f, the fraction of a second, behind a point, as in "
+                f"'%H:%M:%S.%f'; received {self.form!r}"
+            )
+        if self.form is not None and re.search("%[HI]", self.form) and "%M" not in self.form:
+            raise contradiction(
+                f"derive: form: expected minutes (%M) beside the hour, received {self.form!r}; for "
+                "times of whole hours, join the column with a constant of '00' first"
             )
         if (self.member is None) != (self.of is None):
             raise contradiction(
@@ -173,7 +193,8 @@ class Explode(Frozen):
     columns: tuple[str, ...] = Field(min_length=1, examples=[["shown"]])
     """Columns of lists (JSON, Parquet), or of texts with `separator` between their values. A row
     becomes as many rows as its lists have values; each has one value of each of these columns, and
-    the other columns' values. A row whose lists differ in length is rejected."""
+    the other columns' values. A blank value is missing and keeps its place; where all columns have
+    one, there is no row. A row whose lists differ in length is rejected."""
     separator: str = Field("|", min_length=1)
     """Splits texts into lists."""
 

@@ -12,8 +12,9 @@ from multigate.configs.sections.log import EventLog
 
 # Columns of normalised events: user, item, time; event, value, session, request, weight and
 # event_id where the log has them; two hashes, by which events are told apart:
-#   identity: the event id of this user where the row has one, else user, item, time, event and
-#     request. Random splits, draws and the numbers of impressions depend on it alone.
+#   identity: the event id of this user where the row has one (and the item, where a row of the
+#     file became one for each item), else user, item, time, event and request. Random splits, draws
+#     and the numbers of impressions depend on it alone.
 #   fingerprint: all columns that the configuration reads, as typed. Rows without an event id are
 #     duplicates where it is equal.
 # and:

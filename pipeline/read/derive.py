@@ -74,7 +74,8 @@ def derive(
         elif rule.first is not None:
             values = first(given[0], rule.separator)
         elif rule.number is not None:
-            values = number(first_present(given, rule.empty) if rule.empty else given[0])
+            texts = first_present(given, rule.empty) if rule.empty else given[0]
+            values = number(texts, rule.decimal)
         elif rule.flag is not None:
             values = flag(raw(rule.flag), rule.ones or ())
         elif rule.time_of is not None:
@@ -131,11 +132,17 @@ def ones_of(columns: list[pl.Series], separator: str) -> pl.Series:
     return names.select(joined).to_series().replace("", None)
 
 
-def number(column: pl.Series) -> pl.Series:
+def number(column: pl.Series, decimal: str | None = None) -> pl.Series:
     """Numbers with a decimal comma or a unit as others write them, (N,) texts; other texts stay.
 
     `1.234,50`, `€ 19.90`, `USD 1,234.50` and `12 kg` are such numbers. Durations are numbers of
     seconds, see `duration`.
+
+    Args:
+        column: what the file holds.
+        decimal: the decimal mark; the other of comma and point then groups thousands. By default
+            each text tells: a mark that stands twice, or before the other one, groups, and a single
+            one is the decimal mark.
     """
     if column.dtype.is_numeric():
         return column
@@ -147,10 +154,16 @@ def number(column: pl.Series) -> pl.Series:
         text = _either(seconds.is_not_null(), _plain(seconds), text)
     bare = text.str.extract(WITH_UNIT, 1)
     bare = _either(bare.is_not_null(), bare, text)
-    comma = bare.str.contains(r"^[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$")
-    plain = bare.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True)
-    point = bare.str.contains(r"^[+-]?\d{1,3}(,\d{3})+\.\d+$")
-    return _either(comma, plain, _either(point, bare.str.replace_all(",", "", literal=True), bare))
+    by_point, by_comma = (rf"[1-9]\d{{0,2}}(\{mark}\d{{3}})" for mark in ".,")
+    if decimal is None:
+        comma = bare.str.contains(rf"^[+-]?((\d+|{by_point}+),\d+|{by_point}{{2,}})$")
+        point = bare.str.contains(rf"^[+-]?({by_comma}+\.\d+|{by_comma}{{2,}})$")
+    else:
+        comma = bare.str.contains(rf"^[+-]?(\d+|{by_point}+)(,\d+)?$") & (decimal == ",")
+        point = bare.str.contains(rf"^[+-]?{by_comma}+(\.\d+)?$") & (decimal == ".")
+    with_point = bare.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True)
+    without_commas = bare.str.replace_all(",", "", literal=True)
+    return _either(comma, with_point, _either(point, without_commas, bare))
 
 
 def duration(text: pl.Series) -> pl.Series:
@@ -186,6 +199,7 @@ def spelled_time(column: pl.Series, form: str) -> pl.Series:
     A text of another form stays as it is.
     """
     text = filled(column)
+    form = form.replace(".%f", "%.f")  # chrono's `%f` counts nanoseconds
     zoned = "%z" in form
     if not any(one in form for one in ("%H", "%I", "%T", "%R", "%s")):
         read = text.str.to_date(form, strict=False).cast(pl.Datetime("us"))
@@ -230,16 +244,14 @@ def explode(chunk: Chunk, rule: Explode | None) -> Chunk:
         rule: which columns hold lists; None leaves the rows as they are.
 
     Returns:
-        The rows, each with the line and the text that it comes from, and `PLACE`. Rows whose lists
-        differ in length are rejects; a row with empty lists vanishes.
+        The rows, each with the line and the text that it comes from, and `PLACE`; see
+        `row_for_each`. Rows whose lists differ in length are rejects.
     """
     if rule is None or not chunk.columns:
         return chunk
     names = [name for name in rule.columns if name in chunk.frame.columns]
-    frame = chunk.frame.with_columns(
-        *(as_lists(chunk.frame[name], rule.separator) for name in names),
-        __line=chunk.line,
-        __text=chunk.text,
+    frame = with_lists(chunk.frame, names, rule.separator).with_columns(
+        __line=chunk.line, __text=chunk.text
     )
     uneven = frame.filter(~_is_even(names))
     rejects = [
@@ -256,8 +268,25 @@ def explode(chunk: Chunk, rule: Explode | None) -> Chunk:
     )
 
 
+def with_lists(frame: pl.DataFrame, names: Sequence[str], separator: str) -> pl.DataFrame:
+    """The rows with these columns as lists of texts, in which a blank value keeps its place.
+
+    Blanks at the end of a list go where its row's lists would else differ in length: of `a|b|`
+    beside `1|0` the separator ends the list.
+    """
+    whole = [as_lists(frame[name], separator, blanks=True) for name in names]
+    frame = frame.with_columns(whole)
+    later = pl.element().is_not_null().reverse().cum_max().reverse()
+    cut = [pl.col(name).list.eval(pl.element().filter(later)) for name in names]
+    even = _is_even(names)
+    return frame.with_columns(
+        pl.when(even).then(pl.col(name)).otherwise(short)
+        for name, short in zip(names, cut, strict=True)
+    )
+
+
 def row_for_each(frame: pl.DataFrame, names: Sequence[str], place: str) -> pl.DataFrame:
-    """One row for each value of the lists of a row.
+    """One row for each place of the lists of a row at which one of them has a value.
 
     Args:
         frame: rows (B,).
@@ -266,7 +295,8 @@ def row_for_each(frame: pl.DataFrame, names: Sequence[str], place: str) -> pl.Da
     """
     lengths = _lengths(names)
     rows = frame.filter(_is_even(names) & (lengths[0] > 0))
-    return rows.with_columns(pl.int_ranges(0, lengths[0]).alias(place)).explode(*names, place)
+    rows = rows.with_columns(pl.int_ranges(0, lengths[0]).alias(place)).explode(*names, place)
+    return rows.filter(~pl.all_horizontal(pl.col(name).is_null() for name in names))
 
 
 def _lengths(names: Sequence[str]) -> list[pl.Expr]:
@@ -280,8 +310,11 @@ def _is_even(names: Sequence[str]) -> pl.Expr:
     return pl.all_horizontal(length == lengths[0] for length in lengths)
 
 
-def as_lists(column: pl.Series, separator: str) -> pl.Series:
-    """Lists of texts (B,), of lists or of texts that `separator` splits; empty ones are null."""
+def as_lists(column: pl.Series, separator: str, *, blanks: bool = False) -> pl.Series:
+    """Lists of texts (B,), of lists or of texts that `separator` splits; an empty text is null.
+
+    Blank values are left out, or null where `blanks` is set.
+    """
     if isinstance(column.dtype, pl.Array):
         column = column.arr.to_list()
     if isinstance(column.dtype, pl.List):
@@ -289,4 +322,5 @@ def as_lists(column: pl.Series, separator: str) -> pl.Series:
     else:
         text = as_text(column).str.strip_chars()
         lists = text.replace("", None).str.split(separator)
-    return lists.list.eval(pl.element().str.strip_chars().replace("", None)).list.drop_nulls()
+    filled_in = lists.list.eval(pl.element().str.strip_chars().replace("", None))
+    return filled_in if blanks else filled_in.list.drop_nulls()

@@ -47,7 +47,8 @@ def _read(place: Place, name: str, config: Config) -> pl.Series:
     with place.open("rb") as raw:
         data = raw.read()
     try:
-        lines = data.decode("utf-8-sig").splitlines()
+        # An id may hold what `splitlines` takes for the end of a line, such as U+2028.
+        lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig").split("\n")]
     except UnicodeDecodeError:
         raise DataError(f"{name}: expected UTF-8 text, one user id a line") from None
     raw_ids = pl.Series("user", lines, dtype=pl.String)
@@ -57,7 +58,7 @@ def _read(place: Place, name: str, config: Config) -> pl.Series:
         raise DataError(f"{name}: line {wrong[0] + 1}: {ids.reasons[wrong[0]]}")
     found = ids.values.drop_nulls()
     if found.dtype == pl.String:  # a blank that an editor left must not keep a user
-        found = pl.concat([found, found.str.strip_chars()])
+        found = pl.concat([found, found.str.strip_chars(" \t")])
     return found
 
 

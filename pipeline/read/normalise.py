@@ -21,7 +21,7 @@ from multigate.pipeline.core.columns import (
     number_columns,
 )
 from multigate.pipeline.core.hashing import Hashes, combine, hash_values
-from multigate.pipeline.read.inputs import role_exists, roles
+from multigate.pipeline.read.inputs import exploded, role_exists, roles
 from multigate.pipeline.read.parse import (
     Parsed,
     coalesce,
@@ -100,7 +100,10 @@ def normalise(
         parsed[KNOWN + name] = parse_time(raw(name), unit, log.unknown_time, log.time_zone)
     if columns.user is None:
         parsed["user"] = Parsed(_visits(parsed), no_reasons(rows))
-    return _separate(chunk, parsed, file, feedback)
+    named: tuple[str, ...] = ("event_id", "user")
+    if not feedback and exploded(config) is not None:
+        named += ("item",)  # the id is that of the row which became one for each item
+    return _separate(chunk, parsed, file, feedback, named)
 
 
 def _visits(parsed: dict[str, Parsed]) -> pl.Series:
@@ -115,7 +118,11 @@ def _visits(parsed: dict[str, Parsed]) -> pl.Series:
 
 
 def _separate(
-    chunk: Chunk, parsed: dict[str, Parsed], file: str, feedback: bool
+    chunk: Chunk,
+    parsed: dict[str, Parsed],
+    file: str,
+    feedback: bool,
+    named: tuple[str, ...],
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     given = {
         n: column.reasons
@@ -128,7 +135,7 @@ def _separate(
     )
     bad = reason.is_not_null()
     events = pl.DataFrame([column.values.alias(name) for name, column in parsed.items()])
-    events = _identify(events.filter(~bad) if bad.any() else events, feedback)
+    events = _identify(events.filter(~bad) if bad.any() else events, feedback, named)
     rejects = pl.DataFrame(
         {
             "line": chunk.line.filter(bad),
@@ -140,10 +147,11 @@ def _separate(
     return events, rejects.sort("line", maintain_order=True)
 
 
-def _identify(events: pl.DataFrame, feedback: bool) -> pl.DataFrame:
+def _identify(events: pl.DataFrame, feedback: bool, named: tuple[str, ...]) -> pl.DataFrame:
     """Add each event's `identity` and `fingerprint`; see `columns`.
 
-    The ids of events in the feedback's own files are a space of their own.
+    The ids of events in the feedback's own files are a space of their own. `named` are the columns
+    by which a row that has an event id is told apart.
     """
     hashes = {name: hash_values(events[name]) for name in sorted(events.columns)}
 
@@ -153,8 +161,8 @@ def _identify(events: pl.DataFrame, feedback: bool) -> pl.DataFrame:
 
     identity = together(name for name in _IDENTITY if name in hashes)
     if "event_id" in hashes:
-        named = events["event_id"].is_not_null().to_numpy()
-        identity = np.where(named, together(["event_id", "user"]), identity)
+        has_id = events["event_id"].is_not_null().to_numpy()
+        identity = np.where(has_id, together(named), identity)
     return events.with_columns(
         identity=pl.Series(identity, dtype=pl.UInt64),
         fingerprint=pl.Series(together(hashes), dtype=pl.UInt64),

@@ -202,6 +202,30 @@ def test_each_window_counts(event_config):
     assert look_back(event_config(**longer)) == timedelta(days=5)
 
 
+def test_no_day_ends_after_the_cut_off(folder, event_config, tmp_path):
+    config = event_config(**WINDOWED, **{"pipeline.cut_off": "2026-11-13T12:00:00Z"})
+    with pytest.raises(
+        ConfigError, match=r"--to: expected at most pipeline\.cut_off, 2026-11-13T12"
+    ):
+        run(config, folder, tmp_path / "out", span=(DAYS[3], DAYS[4]))
+
+
+def test_categories_of_clicks_that_are_known_late_look_back_for_both(impression_config):
+    """The click is known after 20 hours, and its topic may be that of an hour before."""
+    changes = {
+        "contract.features.topic": {"kind": "id", "side": "item", "missing": "indicator"},
+        "contract.features.clicked.history": {
+            "events": ["click"],
+            "last": 5,
+            "within": "12h",
+            "with": ["topic"],
+        },
+        "pipeline.log.known_after": "20h",
+        "pipeline.attribution": "1h",
+    }
+    assert look_back(impression_config(**changes)) == timedelta(hours=33)
+
+
 def test_days_of_a_zone(folder, event_config, tmp_path):
     """A folder holds a local day; so do --from and --to."""
     zone = {"pipeline.log.time_zone": "America/New_York"}

@@ -234,21 +234,23 @@ def _spellings(name: str, raw: pl.Series) -> Iterator[tuple[dict[str, Any], pl.S
                 # Its own capitals, where they are always the same, read better.
                 given = texts.filter(texts.str.to_lowercase() == yes).unique()
                 ones = [given[0] if len(given) == 1 else yes]
-                rule = {"flag": name, "ones": ones}
                 why = f"its two values are {yes!r} and {no!r}"
-                yield rule, flag(raw, ones), why
+                yield {"flag": name, "ones": ones}, flag(raw, ones), why
     unit = _unit(texts)
+    decimal = _decimal(texts.str.extract(WITH_UNIT, 1).drop_nulls())
+    rule = {"number": name} | ({} if decimal is None else {"decimal": decimal})
     if unit is not None:
-        values = number(raw)
-        yield {"number": name}, values, f"numbers with {unit!r}, such as {texts[0]!r}"
+        values = number(raw, decimal)
+        yield rule, values, f"numbers with {unit!r}, such as {texts[0]!r}"
         return
     if texts.str.contains(",", literal=True).any() and not texts.str.contains(_LETTERS).any():
-        values = number(raw)
+        values = number(raw, decimal)
         parsed = look(name, values)
         # `1,2` may be a list of two ids: of a number, every value has one comma at most.
         if parsed.number is not None and texts.str.count_matches(",").max() == 1:
             example = texts.filter(texts.str.contains(",", literal=True))[0]
-            yield {"number": name}, values, f"numbers with a decimal comma, such as {example!r}"
+            mark = "a decimal comma" if decimal is None else "commas between thousands"
+            yield rule, values, f"numbers with {mark}, such as {example!r}"
             return
     form = _form(name, raw)
     if form is not None:
@@ -275,6 +277,27 @@ def _unit(texts: pl.Series) -> str | None:
     if marks and (is_other or marks == {",", "."}):
         return None
     return str(units[0]) if look("", number(texts)).number is not None else None
+
+
+def _decimal(numbers: pl.Series) -> str | None:
+    """The decimal mark of numbers in which the other mark groups thousands; None: `number` sees it.
+
+    Three digits after a single mark may be thousands or a fraction: `1,234`. They are thousands
+    where the other texts are whole and below a thousand (`841`), or show it (`1,234,567`).
+    """
+    for mark, other in ((",", "."), (".", ",")):
+        marked = numbers.str.contains(mark, literal=True)
+        unclear = rf"^[+-]?[1-9]\d{{0,2}}(\{mark}\d{{3}})+(\{other}\d+)?$"
+        if not marked.any() or not numbers.filter(marked).str.contains(unclear).all():
+            continue
+        if not numbers.str.contains(rf"^[+-]?\d{{1,3}}\{mark}\d{{3}}$").any():
+            continue
+        if numbers.str.contains(rf"\{mark}\d{{3}}\{mark}|\{mark}\d{{3}}\{other}").any():
+            return other
+        whole = numbers.filter(~marked)
+        if len(whole) and whole.str.contains(rf"^[+-]?\d{{1,3}}(\{other}\d+)?$").all():
+            return other
+    return None
 
 
 def _is_day(raw: pl.Series) -> bool:

@@ -12,7 +12,7 @@ import polars as pl
 
 from multigate.jobs.onboarding.tables.columns import decides
 from multigate.jobs.onboarding.tables.raw import Table
-from multigate.pipeline.read.derive import as_lists, member, row_for_each
+from multigate.pipeline.read.derive import as_lists, member, row_for_each, with_lists
 from multigate.pipeline.read.json_lines import as_text
 
 _MARKS = ("|", " ", ",", ";")
@@ -112,10 +112,10 @@ def _unfolded(
     table: Table, columns: list[str], mark: str, derive: dict[str, dict[str, Any]]
 ) -> Table:
     first, frame = columns[0], table.frame
-    lists = [as_lists(frame[one], mark or "|").alias(one) for one in columns]
-    each = float(lists[0].list.len().mean() or 0.0)
+    frame = with_lists(frame, columns, mark or "|")
+    each = float(frame[first].list.len().mean() or 0.0)
     place = _free("place", {*frame.columns, *derive})
-    frame = row_for_each(frame.with_columns(lists), columns, place)
+    frame = row_for_each(frame, columns, place)
     for name, rule in derive.items():
         if "member" in rule:
             made = member(frame[first], frame[name], mark or "|")

@@ -732,6 +732,27 @@ def test_numbers_with_a_unit(spell, read):
         assert values == pytest.approx([read(n) for n in numbers])
 
 
+@pytest.mark.parametrize(
+    ("spell", "decimal", "read"),
+    [
+        (lambda n: f"{n:.3f} kg", None, lambda n: round(n, 3)),
+        (lambda n: f"{n:.3f}".replace(".", ","), None, lambda n: round(n, 3)),
+        (lambda n: f"${int(n):,}", ".", int),
+        (lambda n: f"{int(n):,}", ".", int),
+        (lambda n: f"{int(n):,} kg".replace(",", "."), ",", int),
+        (lambda n: f"{1000 * n:,.0f} kg", ".", lambda n: round(1000 * n)),
+    ],
+)
+def test_three_digits_are_thousands_only_where_other_texts_say_so(spell, decimal, read):
+    draw = random.Random(3)
+    numbers = [draw.uniform(1, 2000) for _ in range(300)]
+    found = respell(pl.DataFrame({"price": [spell(n) for n in numbers]}))
+    mark = {} if decimal is None else {"decimal": decimal}
+    assert found.derive == {"price": {"number": "price"} | mark}
+    values = found.frame["price"].cast(pl.Float64).to_list()
+    assert values == pytest.approx([read(n) for n in numbers])
+
+
 def test_of_many_small_files_all_are_read(tmp_path):
     for day in range(60):
         rows = pl.DataFrame({"at": [day, day], "x": ["a", "b"]})

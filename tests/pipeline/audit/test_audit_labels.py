@@ -250,7 +250,9 @@ def test_event_ids_in_one_space_are_named(
     assert run(config, tmp_path, tmp_path / "honest")["rows"]["duplicates"] == 0
     audit(config, tmp_path, tmp_path / "honest", sample=10_000)
     honest = normalise._identify
-    monkeypatch.setattr(normalise, "_identify", lambda events, feedback: honest(events, False))
+    monkeypatch.setattr(
+        normalise, "_identify", lambda events, _, named: honest(events, False, named)
+    )
     assert run(config, tmp_path, tmp_path / "out")["rows"]["duplicates"] == 500
     monkeypatch.undo()
     message = r"(label|feature) '\w+': expected .*; it leaves out an event as a duplicate whose"

@@ -22,7 +22,7 @@ def write(
     frame = pl.DataFrame(rows, names, orient="row")
     if kind == "csv":
         lists = [
-            pl.col(n).cast(pl.List(pl.String)).list.join(";")
+            pl.col(n).cast(pl.List(pl.String)).list.eval(pl.element().fill_null("")).list.join(";")
             for n in frame.columns
             if frame[n].dtype == pl.List
         ]

@@ -114,6 +114,9 @@ def test_a_user_without_any_part_is_missing(impression_config, read_examples, tm
         ({"join": ["a"]}, "at least 2"),
         ({"coalesce": ["a"]}, "at least two columns, or texts that are none"),
         ({"lower": "a", "empty": ["guest"]}, "only coalesce and number take it"),
+        ({"lower": "a", "decimal": ","}, "only number takes it"),
+        ({"time_of": "a", "form": "%Y-%m-%d %H:%M:%S,%f"}, "behind a point"),
+        ({"time_of": "a", "form": "%Y-%m-%d %H"}, r"expected minutes \(%M\) beside the hour"),
         ({"lowr": "a"}, "did you mean 'lower'"),
     ],
 )
@@ -215,6 +218,12 @@ def test_a_text_of_another_form_is_rejected_as_no_time():
     assert number(pl.Series(["1.234,5", "n/a"])).to_list() == ["1234.5", "n/a"]
 
 
+def test_a_fraction_of_a_second_is_kept():
+    texts = pl.Series(["05.01.2026 10:00:00.750", "05.01.2026 10:00:01"])
+    read = spelled_time(texts, "%d.%m.%Y %H:%M:%S.%f").to_list()
+    assert read == ["2026-01-05T10:00:00.750", "2026-01-05T10:00:01"]
+
+
 @pytest.mark.parametrize(
     ("text", "read"),
     [
@@ -230,6 +239,26 @@ def test_a_text_of_another_form_is_rejected_as_no_time():
 )
 def test_a_unit_is_no_part_of_a_number(text, read):
     assert number(pl.Series([text])).to_list() == [read]
+
+
+@pytest.mark.parametrize(
+    ("text", "alone", "with_comma", "with_point"),
+    [
+        ("12.345", "12.345", "12345", "12.345"),  # a number already: no text has to tell
+        ("841.723 kg", "841.723", "841723", "841.723"),
+        ("1688.999 kg", "1688.999", "1688.999", "1688.999"),
+        ("0.250", "0.250", "0.250", "0.250"),  # no thousands begin with 0
+        ("$1,234", "1.234", "1.234", "1234"),
+        ("$1,234.50", "1234.50", "1,234.50", "1234.50"),
+        ("1.234,5", "1234.5", "1234.5", "1.234,5"),
+        ("-1.234.567", "-1234567", "-1234567", "-1.234.567"),
+        ("1,234,567", "1234567", "1,234,567", "1234567"),
+        ("12,5", "12.5", "12.5", "12,5"),
+    ],
+)
+def test_the_decimal_mark_tells_thousands_from_fractions(text, alone, with_comma, with_point):
+    read = [number(pl.Series([text]), mark).item() for mark in (None, ",", ".")]
+    assert read == [alone, with_comma, with_point]
 
 
 @pytest.mark.parametrize(

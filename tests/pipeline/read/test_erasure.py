@@ -112,6 +112,19 @@ def test_the_list_may_stand_in_the_configuration(event_config, tmp_path):
         run(config, folder, tmp_path / "again")
 
 
+def test_only_a_line_feed_ends_an_id(impression_config, read_examples, tmp_path):
+    """As in the log; `bob` is another person than the one whose id ends in U+2028."""
+    users = ["ann", "ann\x85x", "bob", "bob\u2028"]
+    (tmp_path / "log.csv").write_text(
+        "time,user_id,item_id,request,price,tags,place,click,stars\n"
+        + "".join(f"{at},{users[at % 4]},1{at},r,,,,1,\n" for at in range(40))
+    )
+    (tmp_path / "gone.txt").write_bytes("ann\x85x\r\n\nbob\u2028\n".encode())
+    config = impression_config(**{"contract.features.user_id.dtype": "string"})
+    run(config, tmp_path, tmp_path / "out", forget=tmp_path / "gone.txt")
+    assert set(read_examples(tmp_path / "out")["user_id"].to_list()) == {"ann", "bob"}
+
+
 @pytest.mark.parametrize("redact", [False, True])
 def test_rejects_can_be_redacted(redact, event_config, tmp_path):
     config = event_config(**CHANGES, **{"pipeline.redact_rejects": redact})

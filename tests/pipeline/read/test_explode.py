@@ -2,12 +2,14 @@
 
 import json
 
+import polars as pl
 import pyarrow.parquet as pq
 import pytest
 from tests.pipeline.read.log_file import write
 
 from multigate.configs import ConfigError
 from multigate.pipeline.job import run
+from multigate.pipeline.read.derive import with_lists
 
 ROWS = [
     # time, user, shown, prices, clicked
@@ -78,6 +80,53 @@ def test_a_missing_list_beside_others_rejects_the_row(
     assert [one["reason"] for one in rejects] == 2 * [
         "shown and prices: expected lists of one length"
     ]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_blanks_keep_their_places(kind, impression_config, read_examples, tmp_path):
+    rows = [
+        (1_700_300_000, "u1", ["7", None, "8"], [7.5, None, 8.5], ["8"]),  # nothing stood there
+        (1_700_300_100, "u2", ["7", "8", "9"], [7.5, None, 9.5], ["9"]),  # of 8, no price is known
+        (1_700_300_200, "u3", ["7", None, "8"], [7.5, 0.5, 8.5], []),  # a price of no item
+    ]
+    changes = EXPLODED | write(tmp_path, kind, NAMES, [*ROWS, *rows])
+    changes["contract.features"] = changes["contract.features"] | {
+        "price": {"kind": "number", "side": "item", "column": "prices", "missing": "indicator"}
+    }
+    run(impression_config(**changes), tmp_path, tmp_path / "out")
+    made = read_examples(tmp_path / "out").filter(pl.col("meta/time") >= 1_700_300_000_000_000)
+    made = made.sort("meta/time", "slot")
+    assert made.select("user_id", "item_id", "slot", "price", "label/click").rows() == [
+        ("u1", 7, 0, 7.5, 0),
+        ("u1", 8, 2, 8.5, 1),
+        ("u2", 7, 0, 7.5, 0),
+        ("u2", 8, 1, None, 0),
+        ("u2", 9, 2, 9.5, 1),
+        ("u3", 7, 0, 7.5, 0),
+        ("u3", 8, 2, 8.5, 0),
+    ]
+    reasons = [one["reason"] for one in pq.read_table(tmp_path / "out" / "rejects").to_pylist()]
+    assert sorted(reasons) == ["item: missing", "shown and prices: expected lists of one length"]
+
+
+def test_a_separator_may_end_a_list():
+    rows = pl.DataFrame(
+        {"shown": ["a;b;", "a;;b", "a;b;c", "a;b"], "flag": ["1;0", "1;0", "1;0;", "1"]}
+    )
+    lists = with_lists(rows, ["shown", "flag"], ";")
+    assert lists["shown"].to_list() == [["a", "b"], ["a", None, "b"], ["a", "b", "c"], ["a", "b"]]
+    assert lists["flag"].to_list() == [["1", "0"], ["1", "0"], ["1", "0", None], ["1"]]
+
+
+def test_an_event_id_is_that_of_the_row_and_not_of_each_item(
+    impression_config, read_examples, tmp_path
+):
+    named = [(*row, f"e{at}") for at, row in enumerate(ROWS[:2])]
+    changes = EXPLODED | write(tmp_path, "csv", [*NAMES, "event"], [*named, named[0]])
+    changes["pipeline.log.columns"] = changes["pipeline.log.columns"] | {"event_id": "event"}
+    manifest = run(impression_config(**changes), tmp_path, tmp_path / "out")
+    assert (manifest["rows"]["impressions"], manifest["rows"]["duplicates"]) == (5, 3)
+    assert read_examples(tmp_path / "out")["label/click"].sum() == 1
 
 
 def test_a_place_is_that_of_an_exploded_column(impression_config):
