@@ -50,12 +50,9 @@ from multigate.serving.observe.drift import UNSEEN, WATCH
 from multigate.serving.request.feature_values import feature_readers
 from multigate.serving.request.order import rank_order
 from multigate.serving.request.rank_request import RequestReader
+from multigate.serving.rpc.overflow import refuse_overflow
 from multigate.serving.rpc.prediction import check_inputs
-from multigate.serving.rpc.ranking import (
-    empty_response,
-    fill_response,
-    refuse_overflow,
-)
+from multigate.serving.rpc.ranking import empty_response, fill_response
 from multigate.serving.runtime.start import start_runtime
 from multigate.serving.versions.batching import join_calls
 from multigate.serving.versions.folders import EXTRA, GRAPH
@@ -283,7 +280,7 @@ class Version:
         layout = self._layouts[DEFAULT]
         checked, _ = check_inputs(inputs, layout, self.contract, table.num_rows)
         outputs = self._model.signatures[DEFAULT](checked)
-        refuse_overflow(outputs)
+        refuse_overflow(outputs, lambda row: int(known[row]), "row")
         return known, outputs, lacking, _of_rows(checked, len(known), len(self.tasks))
 
     def _run_requests(self, table: pa.Table) -> _Part:
@@ -319,7 +316,7 @@ class Version:
             return np.zeros(0, np.int64), {}, lacking, {}
         joined = join_calls(calls, self._layouts[RANK])
         outputs = self._model.signatures[RANK](joined)
-        refuse_overflow(outputs)
+        refuse_overflow(outputs, lambda row: scored[row], "row")
         users = self._layouts[RANK].on_users
         expanded = {n: a[joined[USER_INDEX]] if n in users else a for n, a in joined.items()}
         watched = _of_rows(expanded, len(scored), len(self.tasks))

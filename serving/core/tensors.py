@@ -19,9 +19,10 @@ from multigate.serving.runtime.dtypes import (
     number_of,
 )
 
-MOST_ELEMENTS, MOST_REPEATED = 1 << 24, 1 << 20
+MOST_ELEMENTS, MOST_REPEATED, MOST_REPEATED_BYTES = 1 << 24, 1 << 20, 1 << 24
 """A proto may claim any shape and hold one value.  64 MiB of floats is the most that a real message
-carries.  A repeated value costs its sender nothing, but costs the server memory and time."""
+carries.  A repeated value costs its sender nothing, but costs the server memory and time: so many
+values, and bytes of texts, at most."""
 
 _FIELDS = {
     "string": "string_val",
@@ -56,7 +57,7 @@ def decode(name: str, tensor: Any, spec: TensorSpec) -> np.ndarray:
             f"input {name!r}: expected shape {describe(spec.shape)}, received {received}"
         )
     elements = math.prod(shape)
-    if elements > MOST_ELEMENTS:
+    if max(elements, *shape, 0) > MOST_ELEMENTS:  # one dimension of 0 hides the others
         raise InvalidRequestError(
             f"input {name!r}: expected at most {MOST_ELEMENTS} values, received shape {list(shape)}"
         )
@@ -111,6 +112,11 @@ def _from_field(name: str, tensor: Any, dtype: str, elements: int) -> np.ndarray
             raise InvalidRequestError(
                 f"input {name!r}: expected each of {elements} values, received {len(values)}; "
                 f"up to {MOST_REPEATED} may be left to repeat the last one"
+            )
+        if dtype == "string" and (elements - len(values)) * len(values[-1]) > MOST_REPEATED_BYTES:
+            raise InvalidRequestError(
+                f"input {name!r}: expected each of {elements} texts, received {len(values)}; the "
+                f"last one, of {len(values[-1])} bytes, may stand for {MOST_REPEATED_BYTES} bytes"
             )
         values = np.concatenate([values, np.repeat(values[-1:], elements - len(values))])
     return values

@@ -367,15 +367,13 @@ class RestApp:
         return await self._write(to_json, await self._methods.explain(request, caller))
 
     async def _predict(self, target: _Target, body: bytes, caller: _Caller) -> bytes:
-        # Held meanwhile: the inputs' types are this version's.
+        # Held from here to the answer: the inputs' types are this version's.
         with self._use(target.model, target.version, target.label) as ranker:
             signatures = {
                 name: signature.inputs for name, signature in ranker.saved_model.signatures.items()
             }
             request, rows = await self._reader.predict(body, signatures)
-            request.model_spec.name = ranker.model
-            request.model_spec.version.value = ranker.number
-            response = await self._methods.predict(request, caller)
+            response = await self._methods.predict(ranker, request, caller)
         return await self._write(predict_answer, response, rows)
 
     async def _metadata(self, target: _Target, body: bytes, caller: _Caller) -> bytes:

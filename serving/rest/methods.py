@@ -4,8 +4,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from multigate.serving.versions.ranker_version import RankerVersion
+
 Method = Callable[[Any, Any], Awaitable[Any]]
 """Takes a request message and its `core.calls.Caller`; raises as `core.status` says."""
+OfVersion = Callable[[RankerVersion, Any, Any], Awaitable[Any]]
+"""The same of a version that the caller holds."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,6 @@ class Methods:
     rank: Method
     recommend: Method
     explain: Method
-    predict: Method
+    predict: OfVersion
     metadata: Method
     status: Method

@@ -9,6 +9,7 @@ from multigate.serving.core.logs import say
 from multigate.serving.core.loop import Threads
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import Call, InvalidRequestError
+from multigate.serving.core.tensors import MOST_REPEATED_BYTES
 from multigate.serving.protos.tensorflow_messages import (
     classification_pb2,
     inference_pb2,
@@ -32,6 +33,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         self._metrics = metrics
         self._threads = threads
         self._prediction = Prediction(models, threads)
+        self.predict_of = self._prediction.predict_of
 
     async def Predict(self, request: Any, context: Any) -> Any:
         """Raw tensors of any signature."""
@@ -144,6 +146,13 @@ def _serialised(given: Any, tasks: int, max_rows: int) -> np.ndarray:
         raise InvalidRequestError("input: expected at least one tf.Example, received none")
     where = "input" if tasks == 1 else f"input, for each of {tasks} tasks"
     refuse_too_many(where, tasks * len(chosen.examples), max_rows)
+    if kind == "example_list_with_context":
+        size = len(chosen.examples) * chosen.context.ByteSize()
+        if size > MOST_REPEATED_BYTES:
+            raise InvalidRequestError(
+                f"input: the context, in each of {len(chosen.examples)} tf.Examples, has {size} "
+                f"bytes; expected at most {MOST_REPEATED_BYTES}: send fewer examples at a time"
+            )
     texts = []
     for example in chosen.examples:
         if kind == "example_list_with_context":

@@ -7,13 +7,21 @@ import numpy as np
 from google.protobuf import any_pb2
 
 from multigate.configs.contract import LENGTH, PRESENT, Contract
-from multigate.serving.core.layout import DEFAULT, USER_INDEX, Arrays, Layout, may_be_missing
+from multigate.serving.core.layout import (
+    DEFAULT,
+    SCORE,
+    TASK_WEIGHTS,
+    USER_INDEX,
+    Arrays,
+    Layout,
+)
 from multigate.serving.core.logs import say
 from multigate.serving.core.loop import Threads
 from multigate.serving.core.status import Call, InvalidRequestError, WrongStateError
 from multigate.serving.core.tensors import decode, encode
 from multigate.serving.core.tracing import step
 from multigate.serving.protos.tensorflow_messages import get_model_metadata_pb2, predict_pb2
+from multigate.serving.rpc.overflow import refuse_overflow
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
 from multigate.serving.versions.saved_model import Signature
@@ -30,37 +38,40 @@ class Prediction:
 
     async def predict(self, request: Any, context: Any) -> Any:
         """Run one signature on the tensors of a PredictRequest."""
+        with self._models.use(*read_tf_model_spec(request.model_spec)) as ranker:
+            return await self.predict_of(ranker, request, context)
+
+    async def predict_of(self, ranker: RankerVersion, request: Any, context: Any) -> Any:
+        """The same of a version that the caller holds, whatever version the request names."""
         call = Call(context)
         call.check("before the request was read")
-        with self._models.use(*read_tf_model_spec(request.model_spec)) as ranker:
-            name = request.model_spec.signature_name or DEFAULT
-            signature = ranker.signature(name)
-            if signature is None:
-                raise WrongStateError(
-                    f"signature {name!r}: not in version {ranker.number}; expected one "
-                    f"of {', '.join(ranker.saved_model.signatures)}"
+        name = request.model_spec.signature_name or DEFAULT
+        signature = ranker.signature(name)
+        if signature is None:
+            raise WrongStateError(
+                f"signature {name!r}: not in version {ranker.number}; expected one "
+                f"of {', '.join(ranker.saved_model.signatures)}"
+            )
+        say(signature=name)
+        wanted = _filter(request.output_filter, signature)
+        if signature.layout is None:
+            async with ranker.run_slots.hold(call):
+                outputs = await self._threads.run(_run, request.inputs, signature, ranker)
+        else:
+            slow = ranker.is_slow_to_read(request)
+            with step("read"):
+                inputs, rows = await self._threads.run_if(
+                    slow, _read, request.inputs, signature, ranker
                 )
-            say(signature=name)
-            wanted = _filter(request.output_filter, signature)
-            if signature.layout is None:
-                async with ranker.run_slots.hold(call):
-                    outputs = await self._threads.run(
-                        _run, request.inputs, signature, ranker.max_rows
-                    )
-            else:
-                slow = ranker.is_slow_to_read(request)
-                with step("read"):
-                    inputs, rows = await self._threads.run_if(
-                        slow, _read, request.inputs, signature, ranker
-                    )
-                outputs = await ranker.batchers[name].run(inputs, rows, call)
-            response = predict_pb2.PredictResponse()
-            response.model_spec.name = ranker.model
-            response.model_spec.version.value = ranker.number
-            response.model_spec.signature_name = name
-            for output in wanted:
-                response.outputs[output].CopyFrom(encode(outputs[output]))
-            return response
+            outputs = await ranker.batchers[name].run(inputs, rows, call)
+        refuse_overflow(_scores(outputs, ranker.contract), what="row")
+        response = predict_pb2.PredictResponse()
+        response.model_spec.name = ranker.model
+        response.model_spec.version.value = ranker.number
+        response.model_spec.signature_name = name
+        for output in wanted:
+            response.outputs[output].CopyFrom(encode(outputs[output]))
+        return response
 
     def get_model_metadata(self, request: Any) -> Any:
         """The signatures of a version."""
@@ -84,13 +95,30 @@ class Prediction:
             return response
 
 
-def _run(tensors: Any, signature: Signature, max_rows: int) -> Arrays:
-    """Run a signature that the contract does not describe, such as `classify`."""
+def _run(tensors: Any, signature: Signature, ranker: RankerVersion) -> Arrays:
+    """Run a signature that has no layout, such as `classify` or `rank_items`.
+
+    Those of its inputs that the contract describes are checked as those of `rank`.
+    """
     inputs = read_inputs(tensors, signature)
     for name, values in inputs.items():
         if values.ndim:
-            refuse_too_many(f"input {name!r}", len(values), max_rows)
-    return signature(inputs)
+            refuse_too_many(f"input {name!r}", len(values), ranker.max_rows)
+    checked = dict(inputs)
+    for name, values in inputs.items():
+        feature = ranker.contract.features.get(name)
+        if name == TASK_WEIGHTS:
+            _refuse_non_finite(name, values)
+        elif feature is not None and name + LENGTH in inputs:
+            _check_list(name, feature, checked)
+        elif feature is not None:
+            _check_values(name, checked)
+    return signature(checked)
+
+
+def _scores(outputs: Arrays, contract: Contract) -> Arrays:
+    """The outputs that are scores: those of the tasks, and the combined one."""
+    return {name: one for name, one in outputs.items() if name in (*contract.tasks, SCORE)}
 
 
 def _read(tensors: Any, signature: Signature, ranker: RankerVersion) -> tuple[Arrays, int]:
@@ -175,7 +203,7 @@ def check_inputs(
     for name, spec in layout.inputs.items():
         values = inputs[name]
         if spec.role in ("value", "vector"):
-            _check_values(name, contract.features[name], checked)
+            _check_values(name, checked)
         elif spec.role == "list":
             _check_list(name, contract.features[name], checked)
         elif spec.role == "weights":
@@ -192,7 +220,7 @@ def check_inputs(
     return checked, sizes["rows"][1]
 
 
-def _check_values(name: str, feature: Any, inputs: Arrays) -> None:
+def _check_values(name: str, inputs: Arrays) -> None:
     values = inputs[name]
     present = inputs.get(name + PRESENT)
     if values.dtype.kind == "f":
@@ -204,8 +232,8 @@ def _check_values(name: str, feature: Any, inputs: Arrays) -> None:
         empty = values == b""
         if not empty.any():
             return
-        if may_be_missing(feature):
-            inputs[name + PRESENT] = inputs[name + PRESENT] & ~empty
+        if present is not None:
+            inputs[name + PRESENT] = present & ~empty
         else:
             raise InvalidRequestError(
                 f"input {name!r}: expected a text (missing: error), received an empty one in row "

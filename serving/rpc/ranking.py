@@ -7,7 +7,6 @@ are then ranked as in Rank.
 import json
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,6 +31,7 @@ from multigate.serving.request.order import rank_order
 from multigate.serving.request.rank_request import FeatureInputs, ParsedRequest
 from multigate.serving.rpc.canary import CanaryRouter
 from multigate.serving.rpc.model_status import Workers, list_models
+from multigate.serving.rpc.overflow import refuse_overflow
 from multigate.serving.rpc.recommendation import CandidateFinder, to_rank_request
 from multigate.serving.versions.explaining import Against, Drawing, explain_candidate
 from multigate.serving.versions.models import Models
@@ -357,26 +357,6 @@ def _read_model_spec(model: Any) -> tuple[str, int | None, str]:
         model.version if which == "version" else None,
         model.version_label if which == "version_label" else "",
     )
-
-
-def refuse_overflow(outputs: Arrays, place: Callable[[int], int] = lambda row: row) -> None:
-    """Refuse scores that are not finite: finite inputs can be too large to compute with.
-
-    Args:
-        outputs: (N,) each.
-        place: where the candidate of a row stands in the request.
-
-    Raises:
-        InvalidRequestError: names the candidate.
-    """
-    for name, scores in outputs.items():
-        finite = np.isfinite(scores)
-        if not np.logical_and.reduce(finite):
-            row = int(np.argmin(finite))
-            raise InvalidRequestError(
-                f"candidate {place(row)}: output {name!r}: expected a finite score, the "
-                f"model computes {scores[row]}: the request's numbers or weights are too large"
-            )
 
 
 def _max_length(feature: Any) -> int:

@@ -353,7 +353,7 @@ class Server:
                     ranking.Rank,
                     ranking.Recommend,
                     ranking.Explain,
-                    prediction.Predict,
+                    prediction.predict_of,
                     prediction.GetModelMetadata,
                     status.GetModelStatus,
                 )

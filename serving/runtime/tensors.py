@@ -113,11 +113,11 @@ class Inputs:
             self._fill_texts(texts)
 
     def let_go(self) -> None:
-        """Free the tensors that would hold much memory, and all texts if there are any such.
+        """Free what would hold much memory: large tensors, and texts if they are many or large.
 
         The others stay: making some sixty anew costs as much as running the model for one row.
         """
-        if not self._large:
+        if not self._large and len(self._texts) <= _KEPT_BYTES:
             return
         for tensor in self._large:
             tensor.free()

@@ -1,5 +1,6 @@
 """JSON over HTTP against a live server: every answer is compared with gRPC's."""
 
+import asyncio
 import base64
 import json
 import re
@@ -118,6 +119,30 @@ def test_columns_are_predicted_as_by_grpc(served, contract, helpers, as_columns,
     assert answer["outputs"].keys() == expected.keys()
     for name, values in expected.items():
         assert np.array_equal(np.array(answer["outputs"][name]), values)
+
+
+def test_a_version_that_is_replaced_while_its_call_is_read_answers_it(
+    tmp_path, publish, run_server, rest, contract, helpers, as_columns, until, monkeypatch
+):
+    """The call names no version; a long body is read in another process meanwhile."""
+    publish(tmp_path, 1)
+    inputs = helpers.sample_inputs(contract, 3)
+    with run_server(tmp_path, rest_api_port=0) as running:
+        manager = running.server.models.manager("small")
+        reader = running.server._rest._reader
+        read = reader.predict
+
+        async def read_and_swap(body, signatures):
+            found = await read(body, signatures)
+            publish(tmp_path, 2)
+            await asyncio.to_thread(until, lambda: list(manager._loaded) == [2])
+            return found
+
+        monkeypatch.setattr(reader, "predict", read_and_swap)
+        status, answer = rest(running.server.rest_port).post(
+            "small:predict", {"inputs": as_columns(inputs)}
+        )
+    assert status == 200, answer
 
 
 @pytest.mark.parametrize("rows", [1, 400])

@@ -223,6 +223,31 @@ def test_the_size_of_a_run_is_limited_and_a_small_message_cannot_ask_for_a_large
     request.inputs["item_id"].tensor_shape.dim[0].size = 1 << 21  # of one value, repeated
     says = "'item_id': expected each of 2097152 values, received 1; up to 1048576 may be left"
     refused(running.prediction.Predict, request, INVALID, says)
+    request.inputs["item_id"].tensor_shape.dim[0].size = 800  # of one large text
+    request.inputs["item_id"].tensor_content = b""
+    request.inputs["item_id"].string_val[:] = [b"x" * (1 << 16)]
+    says = "'item_id': .* the last one, of 65536 bytes, may stand for 16777216 bytes"
+    refused(running.prediction.Predict, request, INVALID, says)
+    for shape in ((1 << 62, 0), (0, 1 << 62)):  # no value, however large the other one is
+        request = helpers.predict_request(helpers.sample_inputs(contract, 1, users=1), "rank")
+        request.inputs["tags"].CopyFrom(tf.make_tensor_proto([], tf.string, [0, 0]))
+        del request.inputs["tags"].tensor_shape.dim[:]
+        for size in shape:
+            request.inputs["tags"].tensor_shape.dim.add(size=size)
+        refused(running.prediction.Predict, request, INVALID, "'tags': expected at most 16777216")
+
+
+def test_a_large_context_of_many_examples_is_refused(running):
+    request = with_examples(regression_pb2.RegressionRequest, "regress")
+    request.input.Clear()
+    held = request.input.example_list_with_context
+    held.context.features.feature["topic"].bytes_list.value.append(b"x" * (1 << 16))
+    for _ in range(300):
+        held.examples.add()
+    says = (
+        r"input: the context, in each of 300 tf\.Examples, has \d+ bytes; expected at most 16777216"
+    )
+    refused(running.prediction.Regress, request, INVALID, says)
 
 
 def test_predict_reads_missing_values_and_long_lists_as_rank_does(contract, helpers):
@@ -428,6 +453,30 @@ def calls_alone(small_limits, contract, helpers):
         return calls_of_examples(small_limits, rows) + others
 
     return calls
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("task_weights", [[np.nan] * 3], r"'task_weights': expected finite numbers, received nan"),
+        ("task_weights", [[3e38] * 3], r"row 0: output 'score': expected a finite score"),
+        ("user_id", [b""], r"'user_id': expected a text \(missing: error\), received an empty one"),
+        ("recent__length", [-1], r"'recent__length': expected 0 to \d+, the width of 'recent'"),
+    ],
+)
+def test_signatures_beside_rank_refuse_what_it_refuses(
+    small_limits, contract, helpers, calls_alone, name, values, says
+):
+    sent = [request for _, request in calls_alone(1)]
+    predicts = [one for one in sent if isinstance(one, predict_pb2.PredictRequest)]
+    [request] = [one for one in predicts if one.model_spec.signature_name == "rank_items"]
+    small_limits.prediction.Predict(request, timeout=120)
+    dtype = {"task_weights": np.float32, "user_id": object}.get(name, np.int64)
+    values = np.array(values, dtype)
+    if name == "task_weights":
+        values = np.repeat(values[:, :1], len(contract.tasks), axis=1)
+    set_input(request, name, values)
+    refused(small_limits.prediction.Predict, request, INVALID, says)
 
 
 def calls_of_examples(running, count):

@@ -201,6 +201,16 @@ def test_tensors_of_few_shapes_are_kept(session):
     assert len(run._idle) <= 8
 
 
+def test_large_texts_are_not_kept(session):
+    run = runner(session, "both")
+    number = np.array([1], np.float32)
+    for size in (1 << 20, 10, 1 << 20):
+        texts = as_texts([b"x" * size, b"y"])
+        assert run(number, texts)[1].tolist() == texts.tolist()
+        (kept,) = run._idle.values()
+        assert len(kept._texts) == (size + 1 if size == 10 else 0)
+
+
 def test_of_a_large_run_the_small_tensors_are_kept(session):
     run = runner(session, "both")
     for rows in (5000, 3, 5000, 6000, 5000):
