@@ -13,6 +13,7 @@ from multigate.configs.sections.log import EventLog
 from multigate.pipeline.compute import rates, tables
 from multigate.pipeline.core.columns import (
     FEATURE,
+    POSITIVE,
     counters,
     entry_lists,
     example_schema,
@@ -154,6 +155,8 @@ def make_examples(
     }
     later |= set(contract.crosses())
     names = [name for name in example_schema(config).names if name not in later]
+    if config.pipeline.downsample is not None:
+        names.append(POSITIVE)
     return Bucket(
         impressions=of_run.select(names),
         shown=complete.select(names),
@@ -204,9 +207,24 @@ def _mask_open(
     frame = frame.with_columns(
         *(flag.alias(_OPEN + name) for name, flag in still_open.items()),
         *labels.masked(elsewhere),
+        *_positive(config, still_open),
         __fate=fate,
     )
     return frame, dict(frame["__fate"].value_counts().iter_rows())
+
+
+def _positive(config: Config, still_open: dict[str, pl.Expr]) -> list[pl.Expr]:
+    """The flags `POSITIVE`, where negatives are downsampled.
+
+    A label that an earlier run holds counts, so that runs agree on the rows that they keep: a click
+    that closed yesterday keeps the like that closes today.
+    """
+    downsample, tasks = config.pipeline.downsample, config.contract.tasks
+    if downsample is None:
+        return []
+    names = downsample.tasks or [name for name, task in tasks.items() if task.type == "binary"]
+    ones = [((pl.col(LABEL + n) == 1) & ~still_open[n]).fill_null(False) for n in names]
+    return [pl.any_horizontal(ones).alias(POSITIVE)]
 
 
 def impression_numbers(events: pl.DataFrame) -> pl.Series:

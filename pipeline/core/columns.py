@@ -23,6 +23,9 @@ COLUMN = "column/"  # a number that labels, histories or counters read
 ENTRY = "entry/"  # an item's feature as of an event, for histories
 KNOWN = "known/"  # when a feedback column of an impression log is known
 
+# Column of impressions, where negatives are downsampled:
+POSITIVE = "__positive"  # a label for `downsample` is 1, whichever run and split may hold it
+
 
 def log_features(config: Config) -> dict[str, Feature]:
     """The features that columns of the log hold, besides the user's and the item's ids."""

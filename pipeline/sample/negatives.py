@@ -17,9 +17,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from multigate.configs import Config
-from multigate.configs.files import IMPRESSION, LABEL
+from multigate.configs.files import IMPRESSION
 from multigate.configs.sections.pipeline import Negatives
 from multigate.features import Slices
+from multigate.pipeline.core.columns import POSITIVE
 from multigate.pipeline.core.hashing import combine
 from multigate.pipeline.label.split import uniform
 from multigate.pipeline.sample.candidate_pool import ALWAYS, CandidatePool
@@ -128,22 +129,19 @@ def keep(impressions: pl.DataFrame, splits: pl.Series, config: Config) -> pl.Ser
     """Choose the logged impressions that stay after downsampling.
 
     Args:
-        impressions: columns `meta/impression` and `label/<task>`.
+        impressions: columns `meta/impression` and, where negatives are downsampled, `POSITIVE`.
         splits: (B,) names; all of validation and test stay.
-        config: the share, the tasks and the seed.
+        config: the share and the seed.
 
     Returns:
         (B,) flags: a function of the impression, its labels, its split and the seed.
     """
-    downsample, tasks = config.pipeline.downsample, config.contract.tasks
+    downsample = config.pipeline.downsample
     if downsample is None:
         return pl.Series([True] * len(impressions), dtype=pl.Boolean)
-    names = downsample.tasks or [name for name, task in tasks.items() if task.type == "binary"]
     key = impressions[IMPRESSION].to_numpy()
     drawn = uniform(combine(key, np.full(len(key), config.pipeline.seed ^ _SALT, np.uint64)))
-    stays = pl.Series(drawn < downsample.keep) | (splits != "train")
-    positive = pl.any_horizontal([(pl.col(LABEL + name) == 1).fill_null(False) for name in names])
-    return stays | impressions.select(positive).to_series()
+    return pl.Series(drawn < downsample.keep) | (splits != "train") | impressions[POSITIVE]
 
 
 def _draw_slot(

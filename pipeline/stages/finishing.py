@@ -8,7 +8,7 @@ import polars as pl
 from multigate.configs.files import SAMPLED, SPLITS, TIME
 from multigate.features import Slices
 from multigate.pipeline.compute import computed, crosses, measure, rates, snapshot, totals
-from multigate.pipeline.core.columns import counters, example_schema
+from multigate.pipeline.core.columns import POSITIVE, counters, example_schema
 from multigate.pipeline.core.counts import add_counts
 from multigate.pipeline.core.facts import (
     FinishFacts,
@@ -97,7 +97,7 @@ def finish_bucket(
     features = None
     if config.pipeline.negatives is not None and item_features(config):
         features = catalogue["features"].read()
-    impressions = state["impressions"].read()
+    impressions = state["impressions"].read().drop(POSITIVE, strict=False)
     events = state["events"].read()
     pieces = assemble(
         impressions,

@@ -14,7 +14,7 @@ from multigate.configs.contract import IdListFeature
 from multigate.configs.files import IMPRESSION, LABEL, SPLITS, TIME
 from multigate.features import Slices
 from multigate.pipeline.compute import computed, rates
-from multigate.pipeline.core.columns import counters, history_features
+from multigate.pipeline.core.columns import POSITIVE, counters, history_features
 from multigate.pipeline.core.facts import SampleFacts, SplitLimits
 from multigate.pipeline.label import labels, split
 from multigate.pipeline.plan import Plan
@@ -53,6 +53,8 @@ def sample_bucket(
     contract, sampling = config.contract, config.pipeline.negatives
     read = [contract.user, contract.item, TIME, IMPRESSION]
     read += [LABEL + name for name in contract.tasks]
+    if config.pipeline.downsample is not None:
+        read.append(POSITIVE)
     if sampling is not None:
         read += listed_items(config)
     impressions = state["impressions"].read(read)

@@ -61,6 +61,7 @@ TRIED = {
     "is `error`, ragged columns, no candidates or too many, unknown feature, task or `returns`": [
         *(f"{PREDICT}[{case}]" for case in ("wrong dtype", "wrong shape", "NaN", "infinity")),
         f"{PREDICT}[other number of rows]",
+        f"{PROTOCOL}signatures_beside_rank_refuse_what_it_refuses",
         f"{PROTOCOL}no_rows_at_all",
         f"{RANKING}bad_requests_name_what_is_wrong",
         f"{RANKING}bad_messages_name_what_is_wrong",
@@ -70,7 +71,9 @@ TRIED = {
     ],
     "Predict, Classify, Regress with more rows than `--max_candidates`, MultiInference with more "
     "examples times tasks; a text of the user or the context over 4,096 characters, a request id "
-    "over 256": [
+    "over 256; texts of more than 16 MiB that a message holds once: by a tensor's shape or in the "
+    "context of tf.Examples": [
+        f"{PROTOCOL}a_large_context_of_many_examples_is_refused",
         f"{PROTOCOL}the_size_of_a_run_is_limited_and_a_small_message_cannot_ask_for_a_large_one",
         f"{PROTOCOL}rows_of_calls_that_are_not_joined_are_limited",
         f"{RANKING}bad_requests_name_what_is_wrong",

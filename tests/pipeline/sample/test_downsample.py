@@ -1,6 +1,7 @@
 """Downsampled negatives: which impressions stay, and what is recorded of it."""
 
 import random
+from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
@@ -96,3 +97,50 @@ def test_tasks_that_tell_nothing_apart_are_refused(tasks, message, event_config)
     with pytest.raises(ConfigError, match=message):
         event_config(**{"pipeline.downsample": {"keep": 0.5, "tasks": tasks}})
     assert event_config(**{"pipeline.downsample": {"keep": 0.5, "tasks": ["like"]}})
+
+
+def test_a_click_of_yesterday_keeps_the_like_that_closes_today(
+    event_config, read_examples, tmp_path
+):
+    """Every like follows a click, so that none is left out, in one run or in a run for each day."""
+    rng, start = random.Random(1), datetime(2026, 1, 5, tzinfo=UTC)
+    days = [start + timedelta(days=day) for day in range(7)]
+    for day in days:
+        lines = ["time,event,item,user"]
+        for _ in range(150):
+            at = int(day.timestamp()) + rng.randrange(80_000)
+            rest = f"i{rng.randrange(20)},u{rng.randrange(40)}"
+            events = ["VIEW", *(["CLICK"] if rng.random() < 0.3 else [])]
+            events += ["LIKE"] if "CLICK" in events and rng.random() < 0.4 else []
+            lines += [f"{at + 60 * place},{event},{rest}" for place, event in enumerate(events)]
+        folder = tmp_path / f"date={day.date()}"
+        folder.mkdir()
+        (folder / "part.csv").write_text("\n".join(lines) + "\n")
+
+    def task(event, within):
+        label = {"rule": "event", "events": [event], "within": within}
+        return {"group": "engagement", "type": "binary", "label": label}
+
+    changes = {
+        "contract.tasks": {"click": task("CLICK", "30m"), "like": task("LIKE", "36h")},
+        "contract.features.device": None,
+        "contract.features.recent.history": {"events": ["VIEW"], "last": 3, "within": "1d"},
+        "contract.features.liked.history": {"events": ["LIKE"], "last": 3, "within": "1d"},
+        "pipeline.log.columns": {"time": "time", "user": "user", "item": "item", "event": "event"},
+        "pipeline.log.files": ["date=*/part.csv"],
+        "pipeline.hold_back": True,
+        "pipeline.attribution": "2d",
+        "pipeline.negatives": None,
+        "pipeline.split": {"by": "user", "validation": 0.2, "test": 0.2},
+    }
+    likes = {}
+    for name, downsample in (("all", None), ("some", SOME)):
+        config = event_config(**changes, **{"pipeline.downsample": downsample})
+        parts = []
+        for day in days[3:6]:
+            out = tmp_path / f"{name}-{day.date()}"
+            run(config, tmp_path, out, span=(day, day + timedelta(days=1)))
+            parts.append(read_examples(out).filter(pl.col("label/like") == 1))
+        likes[name] = sorted(pl.concat(parts)["meta/impression"].to_list())
+    assert len(likes["all"]) > 30
+    assert likes["some"] == likes["all"]
