@@ -352,7 +352,7 @@ class RequestReader:
                 inputs |= reader.inputs(column, missing, lacking if side == "item" else None)
         missing.pop(VISIT, None)  # no one expects an id of someone unknown
         if "user" in sides:
-            self._check_entries(inputs, given)
+            self._check_entries(given)
         stranger = ""
         if found.lacks_user:
             [one] = _texts(before[contract.user])
@@ -364,7 +364,7 @@ class RequestReader:
             inputs, missing, from_store, found.problem, lacking, categories, stranger, newcomers
         )
 
-    def _check_entries(self, inputs: Arrays, given: Mapping[str, Any]) -> None:
+    def _check_entries(self, given: Mapping[str, Any]) -> None:
         """What is sent of a history's entries must be of the history that is sent."""
         for name, lists in self._entries.items():
             for other in lists:
@@ -381,7 +381,8 @@ class RequestReader:
                         f"feature {name!r}: value {list(texts).index('') + 1} is an empty text, "
                         f"and {other!r} describes its entries; leave the entry out of both"
                     )
-                expected, received = inputs[name + LENGTH][0], inputs[other + LENGTH][0]
+                # As sent: both are cut to their last values, which would hide that they differ.
+                expected, received = _sent(given[name]), _sent(given[other])
                 if received not in (0, expected):
                     raise InvalidRequestError(
                         f"feature {other!r}: expected {expected} values, one for each entry of "
@@ -500,6 +501,12 @@ class RequestReader:
                 f"{where}: unknown task {task!r}; expected some of "
                 f"{', '.join(self._contract.tasks)}"
             )
+
+
+def _sent(message: Any) -> int:
+    """How many entries a list of the user has in the request; 0 where it has none."""
+    kind = message.WhichOneof("kind")
+    return 0 if kind is None else len(getattr(message, kind).values)
 
 
 def _texts(ids: np.ndarray) -> list[str]:

@@ -397,6 +397,11 @@ def test_a_call_describes_the_entries_of_the_history_that_it_sends(run: Run) -> 
         match="'recent__age': expected 2 values, one for each entry of 'recent', received 1",
     ):
         read(recent=["i3", "i4"], recent__age=[70])
+    # Both are cut to their last five, which would lie side by side.
+    with pytest.raises(
+        InvalidRequestError, match=r"'recent__age': expected 6 values, .* received 5"
+    ):
+        read(recent=[f"i{place}" for place in range(6)], recent__age=[9, 7, 5, 3, 1])
     # An empty id is left out of the history: what is said of its place would say it of another.
     with pytest.raises(InvalidRequestError, match="'recent': value 2 is an empty text, and 'rece"):
         read(recent=["i3", "", "i4"], recent__age=[70, 5, 8])
