@@ -142,8 +142,8 @@ class Derived(Frozen):
             )
         if self.form is not None and re.search("%[HI]", self.form) and "%M" not in self.form:
             raise contradiction(
-                f"derive: form: expected minutes (%M) beside the hour, received {self.form!r}; for "
-                "times of whole hours, join the column with a constant of '00' first"
+                f"derive: form: expected minutes (%M) beside the hour, received {self.form!r}; of "
+                "'2026-01-05 10', a join with the constant '00' by ':' makes a time of ISO 8601"
             )
         if (self.member is None) != (self.of is None):
             raise contradiction(

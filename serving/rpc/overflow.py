@@ -14,7 +14,7 @@ def refuse_overflow(
     """Refuse scores that are not finite: finite inputs can be too large to compute with.
 
     Args:
-        outputs: (N,) each.
+        outputs: (N,) each, or (N, E).
         place: where a row stands in what was given.
         what: a row is there.
 
@@ -23,9 +23,9 @@ def refuse_overflow(
     """
     for name, scores in outputs.items():
         finite = np.isfinite(scores)
-        if not np.logical_and.reduce(finite):
-            row = int(np.argmin(finite))
+        if not np.logical_and.reduce(finite, axis=None):
+            row = int(np.argwhere(~finite)[0, 0])
             raise InvalidRequestError(
-                f"{what} {place(row)}: output {name!r}: expected a finite score, the "
-                f"model computes {scores[row]}: the request's numbers or weights are too large"
+                f"{what} {place(row)}: output {name!r}: expected a finite score, the model "
+                f"computes {scores[~finite][0]}: the request's numbers or weights are too large"
             )

@@ -105,20 +105,15 @@ def _run(tensors: Any, signature: Signature, ranker: RankerVersion) -> Arrays:
         if values.ndim:
             refuse_too_many(f"input {name!r}", len(values), ranker.max_rows)
     checked = dict(inputs)
-    for name, values in inputs.items():
-        feature = ranker.contract.features.get(name)
-        if name == TASK_WEIGHTS:
-            _refuse_non_finite(name, values)
-        elif feature is not None and name + LENGTH in inputs:
-            _check_list(name, feature, checked)
-        elif feature is not None:
-            _check_values(name, checked)
+    for name in inputs:
+        _check_input(name, ranker.contract, checked)
     return signature(checked)
 
 
 def _scores(outputs: Arrays, contract: Contract) -> Arrays:
     """The outputs that are scores: those of the tasks, and the combined one."""
-    return {name: one for name, one in outputs.items() if name in (*contract.tasks, SCORE)}
+    names = {*contract.tasks, SCORE}
+    return {name: one for name, one in outputs.items() if name in names}
 
 
 def _read(tensors: Any, signature: Signature, ranker: RankerVersion) -> tuple[Arrays, int]:
@@ -201,15 +196,9 @@ def check_inputs(
             raise InvalidRequestError(f"input {name!r}: expected at least one row, received none")
         refuse_too_many(f"input {name!r}", rows, max_rows)
     for name, spec in layout.inputs.items():
-        values = inputs[name]
-        if spec.role in ("value", "vector"):
-            _check_values(name, checked)
-        elif spec.role == "list":
-            _check_list(name, contract.features[name], checked)
-        elif spec.role == "weights":
-            _refuse_non_finite(name, values)
-        elif spec.role == "index":
-            users = sizes["users"][1]
+        _check_input(name, contract, checked)
+        if spec.role == "index":
+            values, users = inputs[name], sizes["users"][1]
             outside = (values < 0) | (values >= users)
             if outside.any():
                 row = int(np.argmax(outside))
@@ -218,6 +207,20 @@ def check_inputs(
                     f"in row {row}"
                 )
     return checked, sizes["rows"][1]
+
+
+def _check_input(name: str, contract: Contract, inputs: Arrays) -> None:
+    """Check one of `inputs`, and put what it means in its place, where the contract describes it.
+
+    An input that no feature has, such as lengths or tf.Examples, stays as it is.
+    """
+    feature = contract.features.get(name)
+    if name == TASK_WEIGHTS:
+        _refuse_non_finite(name, inputs[name])
+    elif feature is not None and name + LENGTH in inputs:
+        _check_list(name, feature, inputs)
+    elif feature is not None:
+        _check_values(name, inputs)
 
 
 def _check_values(name: str, inputs: Arrays) -> None:

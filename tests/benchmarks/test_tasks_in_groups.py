@@ -122,6 +122,7 @@ def test_trials_are_of_the_grid_and_differ(groups: Any) -> None:
         assert len({repr(settings) for settings in drawn}) == len(drawn)
         for settings in drawn:
             assert all(settings[key] in space[key] for key in space)
+    assert len(groups.draws("Top-k")) == 3  # its whole grid
 
 
 def test_the_best_trial_is_the_one_of_validation_and_old_problems_are_left_out(

@@ -237,19 +237,18 @@ def _spellings(name: str, raw: pl.Series) -> Iterator[tuple[dict[str, Any], pl.S
                 why = f"its two values are {yes!r} and {no!r}"
                 yield {"flag": name, "ones": ones}, flag(raw, ones), why
     unit = _unit(texts)
-    decimal = _decimal(texts.str.extract(WITH_UNIT, 1).drop_nulls())
-    rule = {"number": name} | ({} if decimal is None else {"decimal": decimal})
     if unit is not None:
-        values = number(raw, decimal)
+        rule, values = _number(name, raw)
         yield rule, values, f"numbers with {unit!r}, such as {texts[0]!r}"
         return
     if texts.str.contains(",", literal=True).any() and not texts.str.contains(_LETTERS).any():
-        values = number(raw, decimal)
+        rule, values = _number(name, raw)
         parsed = look(name, values)
         # `1,2` may be a list of two ids: of a number, every value has one comma at most.
         if parsed.number is not None and texts.str.count_matches(",").max() == 1:
             example = texts.filter(texts.str.contains(",", literal=True))[0]
-            mark = "a decimal comma" if decimal is None else "commas between thousands"
+            is_grouped = rule.get("decimal") == "."
+            mark = "commas between thousands" if is_grouped else "a decimal comma"
             yield rule, values, f"numbers with {mark}, such as {example!r}"
             return
     form = _form(name, raw)
@@ -277,6 +276,13 @@ def _unit(texts: pl.Series) -> str | None:
     if marks and (is_other or marks == {",", "."}):
         return None
     return str(units[0]) if look("", number(texts)).number is not None else None
+
+
+def _number(name: str, raw: pl.Series) -> tuple[dict[str, Any], pl.Series]:
+    """The rule that reads a column of numbers, and its values."""
+    decimal = _decimal(raw.drop_nulls().str.strip_chars().str.extract(WITH_UNIT, 1).drop_nulls())
+    rule = {"number": name} | ({} if decimal is None else {"decimal": decimal})
+    return rule, number(raw, decimal)
 
 
 def _decimal(numbers: pl.Series) -> str | None:

@@ -753,6 +753,13 @@ def test_three_digits_are_thousands_only_where_other_texts_say_so(spell, decimal
     assert values == pytest.approx([read(n) for n in numbers])
 
 
+def test_a_decimal_comma_is_called_so_beside_thousands():
+    texts = ["1.234", "12,5", "841", "999,25"] * 5
+    found = respell(pl.DataFrame({"price": texts}))
+    assert found.derive == {"price": {"number": "price", "decimal": ","}}
+    assert found.reasons["price"] == "numbers with a decimal comma, such as '12,5'"
+
+
 def test_of_many_small_files_all_are_read(tmp_path):
     for day in range(60):
         rows = pl.DataFrame({"at": [day, day], "x": ["a", "b"]})
