@@ -3,8 +3,9 @@
 A log is one set of files, or two: impressions (such as the server's log) and feedback.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from multigate.configs import Config
 from multigate.configs.contract import IdListFeature, VectorFeature
@@ -55,7 +56,8 @@ def read_log(config: Config, shard: Shard) -> Iterator[Chunk]:
     wanted, single = wanted_columns(config, side), single_columns(config, side)
     rules = with_read(derived(config, side), _named(config, side))
     _, unit = roles(config, side)
-    for chunk in read(shard, form(config, side), wanted, single, rename(config, side)):
+    dividing, old = separators(config, side), rename(config, side)
+    for chunk in read(shard, form(config, side), wanted, single, old, dividing):
         yield derive(explode(chunk, exploded(config)), rules, unit, log.unknown_time, log.time_zone)
 
 
@@ -106,16 +108,57 @@ def role_exists(config: Config, role: str) -> bool:
 
 def single_columns(config: Config, feedback: bool = False) -> set[str]:
     """The wanted columns that hold one value a row and no list."""
-    features = {} if feedback else log_features(config)
-    lists = {
+    vectors = {
         feature.column or name
-        for name, feature in features.items()
-        if isinstance(feature, IdListFeature | VectorFeature)
+        for name, feature in ({} if feedback else log_features(config)).items()
+        if isinstance(feature, VectorFeature)
     } - derived(config, feedback).keys()
-    rules = with_read(derived(config, feedback), _named(config, feedback))
-    lists |= {rule.reads_list for rule in rules.values() if rule.reads_list is not None}
-    lists |= set() if (rule := exploded(config)) is None else set(rule.columns)
-    return set(wanted_columns(config, feedback)) - lists
+    lists = {name for name, _ in _lists(config, feedback)}
+    return set(wanted_columns(config, feedback)) - lists - vectors
+
+
+def separators(config: Config, feedback: bool = False) -> dict[str, str]:
+    """By wanted column of lists, what divides one that is written as a text.
+
+    A column that two readers divide in two ways has none; nor has a vector, whose numbers hold no
+    separator.
+    """
+    return one_for_each(_lists(config, feedback))
+
+
+def one_for_each(readers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The separator of each column, of readers' columns and separators; none where they differ."""
+    found: dict[str, set[str]] = {}
+    for name, separator in readers:
+        found.setdefault(name, set()).add(separator)
+    return {name: by.pop() for name, by in found.items() if len(by) == 1}
+
+
+def list_readers(
+    features: Mapping[str, Any], made: Mapping[str, Derived], rules: Iterable[Derived]
+) -> Iterator[tuple[str, str]]:
+    """Each reader of a column of lists: the column, and what divides its texts.
+
+    Args:
+        features: of some files.
+        made: the derived columns, which the files do not hold.
+        rules: of derived columns that are made.
+    """
+    for name, feature in features.items():
+        if isinstance(feature, IdListFeature) and (feature.column or name) not in made:
+            yield feature.column or name, feature.separator
+    for rule in rules:
+        if rule.reads_list is not None:
+            yield rule.reads_list, rule.separator
+
+
+def _lists(config: Config, feedback: bool) -> Iterator[tuple[str, str]]:
+    """The readers of the log's columns of lists, or of its feedback's."""
+    made = derived(config, feedback)
+    rules = with_read(made, _named(config, feedback)).values()
+    yield from list_readers({} if feedback else log_features(config), made, rules)
+    if (whole := exploded(config)) is not None:
+        yield from ((name, whole.separator) for name in whole.columns)
 
 
 def wanted_columns(config: Config, feedback: bool = False) -> list[str]:

@@ -6,7 +6,7 @@ the string `'["a"]'` are the same; only rows that hold such texts are parsed a s
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import polars as pl
@@ -14,6 +14,7 @@ import polars as pl
 from multigate.pipeline.read.lines import REJECT, Lines
 
 _FEW = 64
+_ANY: Mapping[str, str] = {}
 _LIST = pl.List(pl.String)
 _SURROGATE = r"\\u[dD][89a-fA-F]"
 # A pair of surrogates is one character; an escaped backslash begins no other escape.
@@ -24,17 +25,22 @@ Reasons = dict[int, str]
 
 
 def parse_json(
-    lines: Lines, wanted: list[str], single: Collection[str] = ()
+    lines: Lines,
+    wanted: list[str],
+    single: Collection[str] = (),
+    separators: Mapping[str, str] = _ANY,
 ) -> tuple[pl.DataFrame, Lines, pl.DataFrame]:
     """Parse JSON objects.
 
     Args:
         lines: records, (B,).
         wanted: the names to read. A list of values stays a list, and becomes a text with `|`
-            between the values where the same name also holds plain values. `user.id` is the value
-            of a key of this name, else of `id` in the object, or the text of one, under `user`; in
-            a list of objects, the list of theirs.
+            between the values where the same name also holds plain values and has no separator.
+            `user.id` is the value of a key of this name, else of `id` in the object, or the text of
+            one, under `user`; in a list of objects, the list of theirs.
         single: those of them that hold no lists.
+        separators: of those whose texts are lists, too: what divides such a text. Without it, the
+            value `a|b` of a list could not be told from two.
 
     Returns:
         The wanted columns that occur, (b, ...); the records they come from, (b,); and rejects.
@@ -44,7 +50,7 @@ def parse_json(
     frame, malformed = _read(texts, [*wanted, *_inner(wanted)], reasons)
     reasons |= malformed
     kept = _others(len(texts), reasons)
-    columns, structured = _columns(frame, texts.gather(kept), wanted, single)
+    columns, structured = _columns(frame, texts.gather(kept), wanted, single, separators)
     if structured:
         reasons |= {kept[at]: reason for at, reason in structured.items()}
         usable = _others(len(kept), structured)
@@ -119,7 +125,11 @@ def _inner(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def _columns(
-    frame: pl.DataFrame, texts: pl.Series, wanted: list[str], single: Collection[str]
+    frame: pl.DataFrame,
+    texts: pl.Series,
+    wanted: list[str],
+    single: Collection[str],
+    separators: Mapping[str, str],
 ) -> tuple[list[pl.Series], Reasons]:
     """The wanted columns of some records (b,), and what is wrong with which rows.
 
@@ -128,11 +138,14 @@ def _columns(
         texts: the records, (b,).
         wanted: the names.
         single: the names that hold no lists.
+        separators: of the names whose texts are lists, too.
     """
-    columns, reasons = _structured(frame.select(wanted), texts, single)
+    columns, reasons = _structured(frame.select(wanted), texts, single, separators)
     for head, names in _inner(wanted).items():
-        plain = {name.removeprefix(f"{head}.") for name in single if name.startswith(f"{head}.")}
-        inner, wrong = _of_objects(frame[head], names, plain)
+        above = f"{head}."
+        plain = {name.removeprefix(above) for name in single if name.startswith(above)}
+        split = {n.removeprefix(above): by for n, by in separators.items() if n.startswith(above)}
+        inner, wrong = _of_objects(frame[head], names, plain, split)
         for row, reason in wrong.items():
             reasons.setdefault(row, f"{head}.{reason}")
         for column in inner:
@@ -143,7 +156,7 @@ def _columns(
 
 
 def _of_objects(
-    objects: pl.Series, names: list[str], single: Collection[str]
+    objects: pl.Series, names: list[str], single: Collection[str], separators: Mapping[str, str]
 ) -> tuple[list[pl.Series], Reasons]:
     """Columns of the objects (b,) in a column, null in rows without one."""
     places = objects.str.starts_with("{").fill_null(False).arg_true()
@@ -151,7 +164,7 @@ def _of_objects(
     frame, malformed = _read(texts, [*names, *_inner(names)], {})  # some are but texts
     kept = _others(len(texts), malformed)
     places = places.gather(kept)
-    columns, wrong = _columns(frame, texts.gather(kept), names, single)
+    columns, wrong = _columns(frame, texts.gather(kept), names, single, separators)
     nothing = pl.repeat(None, len(objects), eager=True)
     found = [
         _scatter(nothing.cast(column.dtype).alias(column.name), places, column)
@@ -169,7 +182,7 @@ def _of_objects(
             elif column.dtype == _LIST or not column.count():
                 found[at] = _scatter(column.cast(_LIST), places, values)
             else:
-                found[at] = _scatter(column, places, as_text(values))
+                found[at] = _mixed(column, places, values, separators)
     return found, reasons
 
 
@@ -237,7 +250,7 @@ def _malformed(text: str) -> str:
 
 
 def _structured(
-    frame: pl.DataFrame, texts: pl.Series, single: Collection[str]
+    frame: pl.DataFrame, texts: pl.Series, single: Collection[str], separators: Mapping[str, str]
 ) -> tuple[list[pl.Series], Reasons]:
     """Tell lists and objects from texts that look like them.
 
@@ -245,6 +258,7 @@ def _structured(
         frame: the wanted columns as texts, (b, ...).
         texts: the records, (b,).
         single: the names that hold no lists.
+        separators: of the names whose texts are lists, too.
 
     Returns:
         The columns, with lists for lists; and what is wrong with which rows.
@@ -259,7 +273,7 @@ def _structured(
         lists, wrong = _lists(column.name, places, texts.gather(places), column.name in single)
         for at, reason in wrong.items():
             reasons.setdefault(at, reason)
-        columns.append(_with_lists(column, places, lists))
+        columns.append(_with_lists(column, places, lists, separators))
     return columns, reasons
 
 
@@ -299,17 +313,29 @@ def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(reversed(pairs))
 
 
-def _with_lists(column: pl.Series, places: pl.Series, lists: pl.Series) -> pl.Series:
-    """A column with its texts of lists parsed; it stays text if it also holds other values."""
+def _with_lists(
+    column: pl.Series, places: pl.Series, lists: pl.Series, separators: Mapping[str, str]
+) -> pl.Series:
+    """A column with its texts of lists parsed; see `_mixed` where it also holds other values."""
     found = lists.is_not_null()
     if not found.any():
         return column
     places, lists = places.filter(found), lists.filter(found)
     if len(lists) < column.count():
-        return _scatter(column, places, as_text(lists))
+        return _mixed(column, places, lists, separators)
     if len(lists) == len(column):
         return lists
     return _scatter(pl.Series(column.name, [None] * len(column), dtype=_LIST), places, lists)
+
+
+def _mixed(
+    column: pl.Series, places: pl.Series, lists: pl.Series, separators: Mapping[str, str]
+) -> pl.Series:
+    """A column of texts with lists in some places: all lists if the texts are, else all texts."""
+    separator = separators.get(column.name)
+    if separator is None:
+        return _scatter(column, places, as_text(lists))
+    return _scatter(column.str.split(separator), places, lists)
 
 
 def _scatter(column: pl.Series, places: pl.Series, values: pl.Series) -> pl.Series:

@@ -132,6 +132,7 @@ def read(
     wanted: list[str],
     single: Collection[str] = (),
     rename: Mapping[str, Sequence[str]] | None = None,
+    separators: Mapping[str, str] | None = None,
 ) -> Iterator[Chunk]:
     """Read a shard.
 
@@ -141,6 +142,7 @@ def read(
         wanted: the columns to keep.
         single: the wanted columns that hold one value a row and no list.
         rename: earlier names of wanted columns, the oldest last.
+        separators: of wanted columns whose texts are lists; see `json_lines.parse_json`.
 
     Yields:
         Chunks in the order of the file. A file without rows yields none, or one without rows
@@ -152,8 +154,11 @@ def read(
         nulls -= set(escaped_nulls(form))  # told apart already
     names = list(dict.fromkeys([*wanted, *(old for n in wanted for old in rename.get(n, ()))]))
     single = {*single, *(old for name in single for old in rename.get(name, ()))}
+    dividing = {
+        one: by for name, by in (separators or {}).items() for one in (name, *rename.get(name, ()))
+    }
     try:
-        for chunk in _read(shard, form, names, single):
+        for chunk in _read(shard, form, names, single, dividing):
             found = _with_nulls(chunk, nulls) if nulls else chunk
             yield _as_wanted(found, shard, wanted, rename)
     except DamagedError as error:
@@ -162,7 +167,11 @@ def read(
 
 
 def _read(
-    shard: Shard, form: Format, wanted: list[str], single: Collection[str]
+    shard: Shard,
+    form: Format,
+    wanted: list[str],
+    single: Collection[str],
+    separators: Mapping[str, str],
 ) -> Iterator[Chunk]:
     if shard.damage is not None:
         raise DamagedError(shard.damage)
@@ -172,7 +181,7 @@ def _read(
             yield from _read_csv(stream, form, wanted, header)
     elif isinstance(form, JsonLinesFormat):
         with _open(shard) as stream:
-            yield from _read_json(stream, wanted, single)
+            yield from _read_json(stream, wanted, single, separators)
     elif isinstance(form, OrcFormat):
         yield from _read_orc(shard, wanted)
     else:
@@ -294,9 +303,11 @@ def _cut_off(lines: Lines, rejects: pl.DataFrame) -> DamagedError | None:
     return DamagedError("cut off in the middle of its last line", MISSING_END, line=last["line"][0])
 
 
-def _read_json(stream: Stream, wanted: list[str], single: Collection[str]) -> Iterator[Chunk]:
+def _read_json(
+    stream: Stream, wanted: list[str], single: Collection[str], separators: Mapping[str, str]
+) -> Iterator[Chunk]:
     for lines in read_lines(stream, "utf-8"):
-        frame, source, rejects = parse_json(lines, wanted, single)
+        frame, source, rejects = parse_json(lines, wanted, single, separators)
         yield Chunk(
             frame,
             source.number,

@@ -15,6 +15,7 @@ from pyarrow import orc
 
 from multigate.configs import DataError
 from multigate.configs.sections.log import CsvFormat, JsonLinesFormat, OrcFormat, ParquetFormat
+from multigate.pipeline import job
 from multigate.pipeline.read.json_lines import as_text
 from multigate.pipeline.read.lines import read_lines
 from multigate.pipeline.read.ranges import divide_shards
@@ -311,6 +312,20 @@ def test_json_lists_survive_lines_without_them(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"note": ["a", "b"]}\n{"note": null}\n')
     (chunk,) = chunks(tmp_path, "log.jsonl", JsonLinesFormat(type="jsonl"))
     assert chunk.frame["note"].to_list() == [["a", "b"], None]
+
+
+@pytest.mark.parametrize("above", ["", "page."])
+def test_json_lists_beside_texts_keep_their_values(tmp_path, above):
+    """A value that holds a separator is one value, whatever else stands in the block."""
+    rows = ['["a,b", "c|d"]', "null", '"e,f|g"', '"h"', "[]"]
+    notes = [f'{{"note": {row}}}' for row in rows]
+    lines = [f'{{"page": {note}}}' if above else note for note in notes]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
+    for separator, split in ((",", ["e", "f|g"]), ("|", ["e,f", "g"])):
+        (shard,) = expand(tmp_path, ("log.jsonl",))
+        name = f"{above}note"
+        (chunk,) = read(shard, JSON, [name], separators={name: separator})
+        assert chunk.frame[name].to_list() == [["a,b", "c|d"], None, split, ["h"], []]
 
 
 class Pieces:
@@ -614,3 +629,37 @@ def test_fields_of_structs_are_read_by_their_path(suffix, tmp_path):
     }
     assert {"user.id", "user.at.town", "tags.name", "tags.n"} <= set(chunk.columns)
     assert chunk.types["user.at.town"] == "string"
+
+
+@pytest.mark.parametrize("side_table", [False, True])
+def test_a_list_reads_the_same_beside_one_that_is_a_text(
+    tmp_path, impression_config, read_examples, side_table
+):
+    """From the file to the examples, of the log and of a side table."""
+    tags = [["a|b", "c"], ["d"], ["e", "f|g"], ["c", "d"]]
+    feature = {"kind": "id_list", "side": "item", "separator": ","}
+    changes = {"contract.features.tags": feature, "pipeline.log.files": ["log.jsonl"]}
+    changes["pipeline.log.format"] = {"type": "jsonl"}
+    if side_table:
+        items = {"files": ["items.jsonl"], "format": {"type": "jsonl"}, "key": "item_id"}
+        changes |= {
+            "contract.features.tags": feature | {"source": "items"},
+            "pipeline.items": items,
+        }
+    config = impression_config(**changes)
+    found = []
+    for name, written in (("lists", tags), ("mixed", [*tags[:3], "c,d"])):
+        logs = tmp_path / name / "logs"
+        logs.mkdir(parents=True)
+        rows = [
+            {"time": n, "user_id": n % 5, "item_id": n % 4, "request": str(n), "place": 0}
+            | {"click": n % 3 % 2, "stars": 3, "price": 1, "tags": written[n % 4]}
+            for n in range(40)
+        ]
+        table = [{"item_id": n, "tags": given} for n, given in enumerate(written)]
+        for file, lines in (("log.jsonl", rows), ("items.jsonl", table)):
+            (logs / file).write_text("".join(json.dumps(one) + "\n" for one in lines))
+        job.run(config, logs, tmp_path / name / "examples")
+        found.append(read_examples(tmp_path / name / "examples").sort("meta/time"))
+    assert found[0].select("item_id", "tags").rows() == [(n % 4, tags[n % 4]) for n in range(40)]
+    assert found[1].equals(found[0])
