@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+import polars as pl
+
 from multigate.configs import Config, ConfigError
 from multigate.configs.contract import (
     Count,
@@ -32,9 +34,10 @@ from multigate.configs.contract import (
     Rate,
     Since,
 )
+from multigate.configs.files import TIME
 from multigate.configs.sections.log import EventLog
 from multigate.pipeline.core.columns import log_features
-from multigate.pipeline.label.labels import waits
+from multigate.pipeline.label.labels import open_at, waits
 from multigate.pipeline.read.sources import Shard
 
 _DAY = timedelta(days=1)
@@ -115,6 +118,31 @@ def plan_window(
         if back is not None:
             return Window(min(first, totals) - back, first, since, until, totals)
     return Window(None if back is None else first - back, first, since, until)
+
+
+def held_elsewhere(config: Config, window: Window) -> dict[str, pl.Expr]:
+    """By task, whether another run holds a row's label: it closed before this run, or is open yet.
+
+    Returns:
+        Flags of a table with `meta/time`.
+    """
+    before = closed_before(config, window)
+    if not config.pipeline.hold_back:
+        return before
+    still_open = open_at(pl.col(TIME), waits(config), window.end)
+    return {name: before[name] | still_open[name] for name in before}
+
+
+def closed_before(config: Config, window: Window) -> dict[str, pl.Expr]:
+    """By task, whether a row's label had closed before this run.
+
+    Returns:
+        Flags of a table with `meta/time`.
+    """
+    tasks = waits(config)
+    if not config.pipeline.hold_back:
+        tasks = dict.fromkeys(tasks, timedelta(0))
+    return {n: ~flag for n, flag in open_at(pl.col(TIME), tasks, window.since).items()}
 
 
 def look_back(config: Config, *, continued: bool = False) -> timedelta | None:

@@ -25,7 +25,7 @@ from multigate.pipeline.core.hashing import mix
 from multigate.pipeline.label import labels
 from multigate.pipeline.label.attribute import attribute, chain_starts, repeated, without_skew
 from multigate.pipeline.shuffle.buckets import deduplicate
-from multigate.pipeline.window import Window
+from multigate.pipeline.window import Window, closed_before
 
 
 @dataclass(frozen=True)
@@ -183,17 +183,12 @@ def _mask_open(
         count nowhere: they are among the events outside.
     """
     tasks = config.contract.tasks
-    waits = labels.waits(config)
     never = {name: pl.lit(False) for name in tasks}
     still_open, before = never, never
-    if config.pipeline.hold_back:
-        if cut_off is not None:
-            still_open = labels.open_at(pl.col(TIME), waits, cut_off)
-    else:
-        waits = dict.fromkeys(tasks, timedelta(0))
+    if config.pipeline.hold_back and cut_off is not None:
+        still_open = labels.open_at(pl.col(TIME), labels.waits(config), cut_off)
     if window is not None:
-        open_then = labels.open_at(pl.col(TIME), waits, window.since)
-        before = {name: ~then for name, then in open_then.items()}
+        before = closed_before(config, window)
     elsewhere = {name: still_open[name] | before[name] for name in tasks}
     fate = (
         pl.when(pl.lit(False) if window is None else pl.col(TIME) < window.first)

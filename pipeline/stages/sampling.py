@@ -21,6 +21,7 @@ from multigate.pipeline.plan import Plan
 from multigate.pipeline.sample import negatives
 from multigate.pipeline.shuffle.buckets import spread
 from multigate.pipeline.shuffle.parcel import Bundle, Output, Parcel
+from multigate.pipeline.window import held_elsewhere
 
 
 def listed_items(config: Config) -> list[str]:
@@ -63,7 +64,8 @@ def sample_bucket(
     )
     flags = split.embargoed(config, limits.starts)
     impressions = impressions.with_columns(split=splits)
-    embargoed, some_left = _embargo(impressions, flags)
+    others = {} if plan.window is None else held_elsewhere(config, plan.window)
+    embargoed, some_left = _embargo(impressions, flags, others)
     impressions = impressions.with_columns(labels.masked(flags))
     logged = impressions.select(
         at=pl.int_range(pl.len()),
@@ -123,9 +125,15 @@ def sample_bucket(
 
 
 def _embargo(
-    impressions: pl.DataFrame, flags: dict[str, pl.Expr]
+    impressions: pl.DataFrame, flags: dict[str, pl.Expr], others: dict[str, pl.Expr]
 ) -> tuple[dict[str, dict[str, int]], pl.Series]:
-    """Count the labels that the embargo masks, by split and task; and flag the rows that remain."""
+    """Count the labels that the embargo masks, by split and task; and flag the rows that remain.
+
+    Args:
+        impressions: with labels and splits.
+        flags: by task, what the embargo masks.
+        others: by task, which labels other runs hold; empty where this run holds all.
+    """
     if not flags:
         return {}, pl.repeat(True, len(impressions), dtype=pl.Boolean, eager=True)
     masked = impressions.select(
@@ -136,7 +144,8 @@ def _embargo(
         name: {task: int(masked.filter(split=name)[task].sum()) for task in flags}
         for name in SPLITS[:2]
     }
-    return counts, impressions.select(~pl.all_horizontal(flags.values())).to_series()
+    without = [flag | others[name] if others else flag for name, flag in flags.items()]
+    return counts, impressions.select(~pl.all_horizontal(without)).to_series()
 
 
 def _told_apart(impressions: pl.DataFrame, tasks: list[str]) -> pl.Series:

@@ -131,6 +131,34 @@ def test_days_make_what_one_run_over_all_makes(whole, nights, read_examples):
         assert len(found) or name == "rated"
 
 
+def test_days_leave_out_rows_whose_labels_the_embargo_masks(
+    folder, event_config, tmp_path, read_examples
+):
+    """Labels of the day before validation that close within it are no day's; nor are their rows."""
+    split = {"by": "time", "validation": DAYS[7].isoformat(), "test": DAYS[8].isoformat()}
+    config = event_config(**WINDOWED | {"pipeline.split": split})
+    run(config, folder, tmp_path / "whole")
+    every = read_examples(tmp_path / "whole")
+    begins = pl.when(pl.col("meta/time") < DAYS[7]).then(DAYS[7])
+    begins = begins.when(pl.col("meta/time") < DAYS[8]).then(DAYS[8])
+    left_out = 0
+    for day in (6, 7, 8):
+        account = run(config, folder, tmp_path / str(day), span=(DAYS[day], DAYS[day + 1]))
+        made = read_examples(tmp_path / str(day))
+        closing = labels_of(every, DAYS[day], DAYS[day + 1])
+        own = [
+            (pl.col("meta/time") + wait).is_between(DAYS[day], DAYS[day + 1], closed="left")
+            & (pl.col("meta/time") + wait < begins).fill_null(True)
+            for wait in WAITS.values()
+        ]
+        expected = closing.filter(pl.col("meta/sampled") | pl.any_horizontal(own))
+        assert made.equals(expected)
+        left_out += len(closing) - len(expected)
+        assert account["examples"]["embargoed"] == len(closing) - len(expected)
+    assert left_out > 50
+    assert audit(config, folder, tmp_path / "7", sample=10_000)["examples"] > 100
+
+
 def test_what_the_day_before_held_back_is_labelled_the_next_day(nights, read_examples):
     (_, before), (out, _), _ = nights.values()
     assert before["labels"]["open"]["like"] > 0
