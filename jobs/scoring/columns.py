@@ -1,6 +1,6 @@
 """Columns of rows as the features of a contract, in the types that its examples have."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +24,7 @@ def features_of(contract: Contract, columns: Columns) -> pa.Table:
     """The features among some columns, N rows; None, null and NaN become null.
 
     Texts are parsed where a feature is a number, and divided by its `separator` where it is a list.
+    Lists lose null and empty entries, as in Rank; a vector with a null or NaN is null.
 
     Raises:
         DataError: no feature is among them, a value does not fit, or the columns differ in length.
@@ -43,6 +44,10 @@ def features_of(contract: Contract, columns: Columns) -> pa.Table:
     if len(sizes) > 1:
         lengths = ", ".join(f"{name} {len(column)}" for name, column in found.items())
         raise DataError(f"columns: expected as many values in each, received {lengths}")
+    for name in found:
+        for other in contract.entries_of(name).values():
+            if other in found:
+                _check_entries(name, found[name], other, found[other])
     return pa.table(found)
 
 
@@ -99,14 +104,81 @@ def _typed(name: str, feature: Any, values: Any) -> pa.ChunkedArray:
         if is_list and pa.types.is_string(found.type):
             found = pc.split_pattern(found, feature.separator)
         found = found.cast(wanted)
-        if isinstance(feature, NumberFeature):
-            found = pc.if_else(pc.is_nan(found), pa.scalar(None, wanted), found)
-            if pc.any(pc.is_inf(found)).as_py():
-                raise DataError(f"feature {name!r}: expected finite numbers, received infinity")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = one_line(error)
         raise DataError(f"feature {name!r}: expected values of {wanted}: {reason}") from None
+    if isinstance(feature, NumberFeature):
+        # The model reads float32: a number beyond it is infinite there.
+        _refuse_infinite(name, found.cast(pa.float32()))
+        return pc.if_else(pc.is_nan(found), pa.scalar(None, wanted), found)
+    if isinstance(feature, VectorFeature):
+        return _per_chunk(found, lambda chunk: _whole_vectors(name, chunk))
+    if isinstance(feature, IdListFeature) and feature.entry is None:
+        return _per_chunk(found, _without_empty)
     return found
+
+
+def _per_chunk(
+    column: pa.ChunkedArray, change: Callable[[pa.Array], pa.Array]
+) -> pa.ChunkedArray:
+    return pa.chunked_array([change(chunk) for chunk in column.chunks], column.type)
+
+
+def _refuse_infinite(name: str, values: pa.ChunkedArray | pa.Array) -> None:
+    if pc.any(pc.is_inf(values)).as_py():
+        raise DataError(
+            f"feature {name!r}: expected finite numbers of at most 3.4e38, received infinity or a "
+            "larger one"
+        )
+
+
+def _whole_vectors(name: str, column: pa.ListArray) -> pa.ListArray:
+    """Vectors (N,), null where a number is null or NaN."""
+    values = column.flatten()
+    _refuse_infinite(name, values)
+    absent = pc.or_kleene(values.is_null(), pc.is_nan(values)).fill_null(True)
+    if not pc.any(absent).as_py():
+        return column
+    broken = np.zeros(len(column), bool)
+    broken[_rows_of(column)[np.asarray(absent)]] = True
+    return pc.if_else(pa.array(broken), pa.scalar(None, column.type), column)
+
+
+def _without_empty(column: pa.ListArray) -> pa.ListArray:
+    """Lists (N,) without null entries and empty texts."""
+    values = column.flatten()
+    kept = values.is_valid()
+    if pa.types.is_string(values.type):
+        kept = pc.and_(kept, pc.not_equal(values, "").fill_null(False))
+    if pc.all(kept).as_py() is not False:
+        return column
+    counts = np.bincount(_rows_of(column)[np.asarray(kept)], minlength=len(column))
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), values.filter(kept), mask=column.is_null()
+    ).cast(column.type)
+
+
+def _rows_of(column: pa.ListArray) -> np.ndarray:
+    """The row of each value of `column.flatten()`."""
+    lengths = np.asarray(pc.list_value_length(column).fill_null(0))
+    return np.repeat(np.arange(len(column)), lengths)
+
+
+def _check_entries(
+    name: str, history: pa.ChunkedArray, other: str, entries: pa.ChunkedArray
+) -> None:
+    """What is known of a history's entries must have a value for each, or none."""
+    expected, received = (
+        np.asarray(pc.list_value_length(column).fill_null(0)) for column in (history, entries)
+    )
+    wrong = (received != 0) & (received != expected)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"feature {other!r}: expected {expected[row]} values, one for each entry of {name!r} "
+            f"that is not empty, received {received[row]} in row {row}"
+        )
 
 
 def _array(values: Any, wanted: pa.DataType) -> pa.ChunkedArray:

@@ -236,6 +236,31 @@ def test_a_row_without_a_required_feature_is_left_without_scores(
         version.predict(table)
 
 
+@pytest.mark.parametrize("full", [True, False], ids=["all features", "some features"])
+def test_entries_that_a_list_lacks_do_not_count(full, version, rows):
+    """As in a call, which drops them: through Predict and through Rank."""
+    known = rows.select([name for name in version.features if full or name != "topic"]).slice(0, 8)
+    columns = known.to_pydict()
+    plain, blanks = (dict(columns) for _ in "12")
+    plain["tags"] = [["a", "b"]] * 8
+    blanks["tags"] = [["", "a", None, "b", ""]] * 8
+    expected, found = (
+        version.predict(pa.table(one, known.schema))["score"] for one in (plain, blanks)
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["all features", "some features"])
+@pytest.mark.parametrize("value", [np.inf, 1e300])
+def test_a_number_that_the_model_cannot_hold_is_refused(full, value, version, rows):
+    """float64 holds 1e300; the model's float32 does not, and would read it as missing."""
+    known = rows.select([name for name in version.features if full or name != "topic"]).slice(0, 3)
+    columns = known.to_pydict()
+    columns["length"] = [1.0, value, 2.0]
+    with pytest.raises(DataError, match="feature 'length': expected finite numbers of at most"):
+        version.predict(columns)
+
+
 def test_an_item_that_the_snapshot_lacks_costs_no_other_row_its_score(version, rows):
     """All rows are of one user and hour, so that they are one request."""
     ids = [*dict.fromkeys(rows["item_id"].to_pylist())][:4]
