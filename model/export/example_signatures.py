@@ -4,8 +4,8 @@
     regress/<task>   of each regression task: `inputs` (N,) string; `outputs` (N,)
 
 An example holds each feature under its name: text as bytes, integers as int64, numbers as float, a
-list as several values.  An absent or empty feature is a missing value; with `missing: error` it is
-refused.
+list as several values.  As in Rank, an absent feature and an empty text are missing values, which
+`missing: error` refuses; a list loses its empty texts; and NaN and infinity are refused.
 """
 
 from collections.abc import Callable, Iterable
@@ -58,8 +58,9 @@ def parse_examples(contract: Contract, serialised: Tensor) -> dict[str, Tensor]:
     """Raw inputs of `serving_default`, from serialised examples (N,).
 
     Raises (when the graph runs):
-        InvalidArgumentError: not a tf.Example, values of another type, several values for a
-            feature that takes one, or no value under `missing: error`.
+        InvalidArgumentError: not a tf.Example, values of another type, NaN or infinity, several
+            values for a feature that takes one, no value under `missing: error`, or another number
+            of values for the entries of a history than it has.
     """
     names = [name for name, _ in contract.of_side("user", "item", "context")]
     specs = raw_inputs(contract, names)
@@ -67,30 +68,74 @@ def parse_examples(contract: Contract, serialised: Tensor) -> dict[str, Tensor]:
         serialised,
         {name: tf.io.RaggedFeature(specs[name].dtype, row_splits_dtype=tf.int64) for name in names},
     )
-    raw: dict[str, Tensor] = {}
+    given = {name: values.row_lengths() for name, values in parsed.items()}  # (N,) int64 each
+    parsed = {name: _without_empty(contract.features[name], parsed[name]) for name in names}
+    counts = {name: values.row_lengths() for name, values in parsed.items()}
+    checks = []
     for name in names:
-        feature, values = contract.features[name], parsed[name]
-        counts = values.row_lengths()  # (N,) int64
+        feature = contract.features[name]
+        if specs[name].dtype == tf.float32:
+            checks.append(
+                tf.debugging.Assert(
+                    tf.reduce_all(tf.math.is_finite(parsed[name].flat_values)),
+                    [f"feature {name}: expected finite numbers, received NaN or infinity"],
+                )
+            )
         if isinstance(feature, IdListFeature):
-            raw |= {name: values.to_tensor(), name + LENGTH: counts}
+            checks += [
+                tf.debugging.Assert(
+                    tf.reduce_all((counts[other] == 0) | (counts[other] == counts[name])),
+                    [
+                        f"feature {other}: expected a value for each entry of {name}, which have",
+                        counts[name],
+                        "received",
+                        counts[other],
+                    ],
+                )
+                for other in contract.entries_of(name).values()
+            ]
             continue
         size = feature.size if isinstance(feature, VectorFeature) else 1
         expected = "one value" if size == 1 else f"{size} values"
-        allowed = counts == size
-        if feature.missing != "error":
+        allowed = given[name] == size
+        if feature.missing == "error":
+            allowed &= counts[name] == size
+        else:
             expected += " or none"
-            allowed |= counts == 0
-        checked = tf.debugging.Assert(
-            tf.reduce_all(allowed),
-            [f"feature {name}: expected {expected} in each example, received", counts],
+            allowed |= given[name] == 0
+        # Where the right number was sent, an empty text among them is what was wrong.
+        received = tf.where(given[name] == size, counts[name], given[name])
+        checks.append(
+            tf.debugging.Assert(
+                tf.reduce_all(allowed),
+                [f"feature {name}: expected {expected} in each example, received", received],
+            )
         )
-        with tf.control_dependencies([checked]):
+    raw: dict[str, Tensor] = {}
+    with tf.control_dependencies(checks):
+        for name in names:
+            feature, values = contract.features[name], parsed[name]
+            if isinstance(feature, IdListFeature):
+                raw |= {name: values.to_tensor(), name + LENGTH: tf.identity(counts[name])}
+                continue
+            size = feature.size if isinstance(feature, VectorFeature) else 1
             raw[name] = values.to_tensor(shape=[None, size])
             if not isinstance(feature, VectorFeature):
                 raw[name] = tf.reshape(raw[name], [-1])
-        if name + PRESENT in specs:
-            raw[name + PRESENT] = counts > 0
+            if name + PRESENT in specs:
+                raw[name + PRESENT] = counts[name] > 0
     return raw
+
+
+def _without_empty(feature: Any, values: Tensor) -> Tensor:
+    """Ragged values without empty texts, which are missing values.
+
+    What is known of a history's entries keeps them, because its values have the entries' places.
+    """
+    is_entry = isinstance(feature, IdListFeature) and feature.entry is not None
+    if values.dtype != tf.string or is_entry:
+        return values
+    return tf.ragged.boolean_mask(values, values != "")
 
 
 def set_methods(folder: str, signatures: Iterable[str]) -> None:

@@ -316,7 +316,7 @@ class RequestReader:
             inputs = reader.inputs(column, missing)
         if "item" in sides:
             reader = self._sides["item"][contract.item]
-            inputs |= reader.inputs(reader.of_ids(given[contract.item], rows), missing)
+            inputs |= reader.inputs(reader.of_ids(given[contract.item], rows), missing, lacking)
         before = inputs if user is None else user.inputs | inputs
         categories = {} if user is None else user.categories
         categories = categories | self._given_categories(sides, given, rows)
@@ -359,6 +359,8 @@ class RequestReader:
             stranger = f"{contract.user} {one!r}"
         newcomers: tuple[int, list[str]] = (0, [])
         if (places := found.lacks_items) is not None:
+            if contract.item in lacking:  # those without an id are not new
+                places = places[~lacking[contract.item][places]]
             newcomers = (len(places), _texts(before[contract.item][places[:_SHOWN]]))
         return FeatureInputs(
             inputs, missing, from_store, found.problem, lacking, categories, stranger, newcomers

@@ -1,5 +1,6 @@
 """TensorFlow Serving's Classify, Regress and MultiInference over tf.Example."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from multigate.serving.protos.tensorflow_messages import (
     prediction_service_pb2_grpc,
     regression_pb2,
 )
+from multigate.serving.rpc.overflow import refuse_overflow
 from multigate.serving.rpc.prediction import Prediction, read_tf_model_spec, refuse_too_many
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
@@ -72,11 +74,21 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
                     f"tasks: expected method {CLASSIFY} or {REGRESS}, received {task.method_name!r}"
                 )
         response = inference_pb2.MultiInferenceResponse()
-        for task in request.tasks:
-            inferred = await self._infer(
-                task.model_spec, request.input, task.method_name, call, len(request.tasks)
-            )
-            response.results.append(inferred)
+        call.check("before the request was read")
+        with ExitStack() as held:
+            # All are held before the first run, so that no version is replaced between the tasks.
+            rankers: dict[Any, RankerVersion] = {}
+            for task in request.tasks:
+                spec = read_tf_model_spec(task.model_spec)
+                if spec not in rankers:
+                    rankers[spec] = held.enter_context(self._models.use(*spec))
+            for task in request.tasks:
+                spec = task.model_spec
+                ranker = rankers[read_tf_model_spec(spec)]
+                inferred = await self._infer_with(
+                    ranker, spec, request.input, task.method_name, call, len(request.tasks)
+                )
+                response.results.append(inferred)
         self._count(inferred, request.input)
         return response
 
@@ -85,20 +97,27 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         examples = getattr(given, given.WhichOneof("kind")).examples
         self._metrics.inferred(inferred.model_spec.name, len(examples))
 
-    async def _infer(self, spec: Any, given: Any, method: str, call: Call, tasks: int = 1) -> Any:
+    async def _infer(self, spec: Any, given: Any, method: str, call: Call) -> Any:
+        """The InferenceResult of a call's only task; arguments as of `_infer_with`."""
+        call.check("before the request was read")
+        with self._models.use(*read_tf_model_spec(spec)) as ranker:
+            return await self._infer_with(ranker, spec, given, method, call, 1)
+
+    async def _infer_with(
+        self, ranker: RankerVersion, spec: Any, given: Any, method: str, call: Call, tasks: int
+    ) -> Any:
         """The InferenceResult of one task over tf.Examples, once there is a slot for its run.
 
         Args:
-            spec: names the model and the signature.
+            ranker: the version, which the caller holds.
+            spec: names the signature.
             given: the request's Input.
             method: `CLASSIFY` or `REGRESS`.
             call: whose deadline counts.
             tasks: how many tasks the call has; the limit of rows is for all of them together.
         """
-        call.check("before the request was read")
-        with self._models.use(*read_tf_model_spec(spec)) as ranker:
-            async with ranker.run_slots.hold(call):
-                return await self._threads.run(_result, ranker, spec, given, method, tasks)
+        async with ranker.run_slots.hold(call):
+            return await self._threads.run(_result, ranker, spec, given, method, tasks)
 
 
 def _result(ranker: RankerVersion, spec: Any, given: Any, method: str, tasks: int) -> Any:
@@ -114,6 +133,7 @@ def _result(ranker: RankerVersion, spec: Any, given: Any, method: str, tasks: in
     say(signature=name)
     (key,) = signature.inputs
     outputs = signature({key: _serialised(given, tasks, ranker.max_rows)})
+    refuse_overflow({n: a for n, a in outputs.items() if n in (_SCORES, _OUTPUTS)}, what="example")
     result = inference_pb2.InferenceResult()
     if method == CLASSIFY:
         result.classification_result.CopyFrom(_classifications(outputs))

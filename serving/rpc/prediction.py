@@ -104,10 +104,7 @@ def _run(tensors: Any, signature: Signature, ranker: RankerVersion) -> Arrays:
     for name, values in inputs.items():
         if values.ndim:
             refuse_too_many(f"input {name!r}", len(values), ranker.max_rows)
-    checked = dict(inputs)
-    for name in inputs:
-        _check_input(name, ranker.contract, checked)
-    return signature(checked)
+    return signature(_check_features(inputs, ranker.contract))
 
 
 def _scores(outputs: Arrays, contract: Contract) -> Arrays:
@@ -167,8 +164,8 @@ def check_inputs(
 ) -> tuple[Arrays, int]:
     """Check decoded inputs against the contract.
 
-    As in Rank, an empty text is a missing value, and a list that is longer than the contract allows
-    keeps its last values.
+    As in Rank, an empty text is a missing value, a list loses its empty texts, and one that is longer
+    than the contract allows keeps its last values.
 
     Args:
         inputs: arrays of the signature's dtypes and shapes.
@@ -181,9 +178,9 @@ def check_inputs(
 
     Raises:
         InvalidRequestError: different numbers of rows, no rows or too many; NaN or infinity; a
-            missing value under the rule `error`; a length or an index out of range.
+            missing value under the rule `error`; a length or an index out of range; another number
+            of values for the entries of a history than it has.
     """
-    checked = dict(inputs)
     sizes: dict[str, tuple[str, int]] = {}
     for name, spec in layout.inputs.items():
         rows = len(inputs[name])
@@ -195,8 +192,8 @@ def check_inputs(
         if rows == 0:
             raise InvalidRequestError(f"input {name!r}: expected at least one row, received none")
         refuse_too_many(f"input {name!r}", rows, max_rows)
+    checked = _check_features(inputs, contract)
     for name, spec in layout.inputs.items():
-        _check_input(name, contract, checked)
         if spec.role == "index":
             values, users = inputs[name], sizes["users"][1]
             outside = (values < 0) | (values >= users)
@@ -209,18 +206,29 @@ def check_inputs(
     return checked, sizes["rows"][1]
 
 
-def _check_input(name: str, contract: Contract, inputs: Arrays) -> None:
-    """Check one of `inputs`, and put what it means in its place, where the contract describes it.
+def _check_features(inputs: Arrays, contract: Contract) -> Arrays:
+    """Check the inputs that the contract describes; returns all, with what those of it mean.
 
     An input that no feature has, such as lengths or tf.Examples, stays as it is.
     """
-    feature = contract.features.get(name)
-    if name == TASK_WEIGHTS:
-        _refuse_non_finite(name, inputs[name])
-    elif feature is not None and name + LENGTH in inputs:
-        _check_list(name, feature, inputs)
-    elif feature is not None:
-        _check_values(name, inputs)
+    checked = dict(inputs)
+    lists = [name for name in inputs if name + LENGTH in inputs and name in contract.features]
+    for name in lists:
+        _check_lengths(name, inputs)
+        _drop_empty(name, contract.features[name], checked)
+    # Before lists are cut to their last values, which would hide that they differ.
+    for name in lists:
+        for other in contract.entries_of(name).values():
+            if other + LENGTH in checked:
+                _check_entries(name, other, checked)
+    for name in inputs:
+        if name in lists:
+            _cut_list(name, contract.features[name], checked)
+        elif name in contract.features:
+            _check_values(name, checked)
+        elif name == TASK_WEIGHTS:
+            _refuse_non_finite(name, inputs[name])
+    return checked
 
 
 def _check_values(name: str, inputs: Arrays) -> None:
@@ -244,10 +252,8 @@ def _check_values(name: str, inputs: Arrays) -> None:
             )
 
 
-def _check_list(name: str, feature: Any, inputs: Arrays) -> None:
-    max_length = feature.max_length
-    values, lengths = inputs[name], inputs[name + LENGTH]
-    width = values.shape[1]
+def _check_lengths(name: str, inputs: Arrays) -> None:
+    lengths, width = inputs[name + LENGTH], inputs[name].shape[1]
     outside = (lengths < 0) | (lengths > width)
     if outside.any():
         row = int(np.argmax(outside))
@@ -255,6 +261,39 @@ def _check_list(name: str, feature: Any, inputs: Arrays) -> None:
             f"input {name + LENGTH!r}: expected 0 to {width}, the width of {name!r}, received "
             f"{lengths[row]} in row {row}"
         )
+
+
+def _drop_empty(name: str, feature: Any, inputs: Arrays) -> None:
+    """Leave out the empty texts of lists, but those that stand in a history entry's place."""
+    values, lengths = inputs[name], inputs[name + LENGTH]
+    if values.dtype.kind != "O" or feature.entry is not None:
+        return
+    inside = np.arange(values.shape[1]) < lengths[:, None]
+    kept = inside & (values != b"")
+    if np.array_equal(kept, inside):
+        return
+    order = np.argsort(~kept, axis=1, kind="stable")
+    inputs[name] = np.take_along_axis(values, order, axis=1)
+    inputs[name + LENGTH] = kept.sum(axis=1, dtype=lengths.dtype)
+
+
+def _check_entries(name: str, other: str, inputs: Arrays) -> None:
+    """What is sent of a history's entries must have a value for each, or none."""
+    expected, received = inputs[name + LENGTH], inputs[other + LENGTH]
+    wrong = (received != 0) & (received != expected)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InvalidRequestError(
+            f"input {other!r}: expected {expected[row]} values, one for each entry of {name!r} "
+            f"that is no empty text, received {received[row]} in row {row}"
+        )
+
+
+def _cut_list(name: str, feature: Any, inputs: Arrays) -> None:
+    """Keep the last values of lists that are longer than the contract allows."""
+    max_length = feature.max_length
+    values, lengths = inputs[name], inputs[name + LENGTH]
+    width = values.shape[1]
     if width == 0:
         filler = b"" if values.dtype.kind == "O" else 0
         inputs[name] = np.full((len(values), 1), filler, values.dtype)

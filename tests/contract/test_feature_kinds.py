@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -16,8 +17,10 @@ from tests.tf_examples import tf_example
 
 from multigate.configs.config import Config
 from multigate.configs.contract import FrozenContract
+from multigate.configs.errors import DataError
 from multigate.configs.sections.base import parse
 from multigate.jobs.export import export
+from multigate.jobs.scoring.columns import as_bytes, features_of
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import raw_values, take
@@ -28,12 +31,14 @@ from multigate.pipeline import job
 from multigate.pipeline.audit import audit
 from multigate.serving.client.packing import rank_request
 from multigate.serving.client.rank_client import CallError, RankClient
+from multigate.serving.core.layout import default_layout
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import InvalidRequestError
 from multigate.serving.feature_store.interface import FeatureQuery, stored_features
 from multigate.serving.feature_store.online_features import OnlineFeatures
 from multigate.serving.feature_store.snapshot import Snapshot
 from multigate.serving.request.rank_request import RequestReader
+from multigate.serving.rpc.prediction import check_inputs
 from multigate.serving.rpc.server import Server
 
 pytestmark = pytest.mark.slow
@@ -274,6 +279,55 @@ def test_tf_examples_score_as_their_rows(
     inputs = tf.constant(examples, tf.string)
     found = signatures["classify"](inputs)["scores"][:, 0].numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_what_examples_and_tensors_say_of_entries_must_fit_the_history(
+    run: Run, rows: Any, signatures: Any
+) -> None:
+    """As in Rank: one value for each entry, or none; an empty id has no entry."""
+    names = [name for name, _ in run.config.contract.of_side("user", "item", "context")]
+    whole = tf.train.Example.FromString(tf_example(rows, 0, names))
+    scores = []
+    for ids, ages, fits in (
+        ([b"i1", b"i2"], [70, 5], True),
+        ([b"i1", b"i2"], [], True),
+        ([b"i1", b"", b"i2"], [], True),
+        ([b"i1", b"i2"], [70], False),
+        ([b"i1", b"", b"i2"], [70, 30, 5], False),
+    ):
+        whole.features.feature["recent"].bytes_list.value[:] = ids
+        for other, values in (("recent__event", []), ("recent__topic", [])):
+            whole.features.feature[other].bytes_list.value[:] = values
+        whole.features.feature["recent__age"].int64_list.value[:] = ages
+        inputs = tf.constant([whole.SerializeToString()], tf.string)
+        if fits:
+            scores.append(signatures["classify"](inputs)["scores"].numpy())
+        else:
+            with pytest.raises(
+                tf.errors.InvalidArgumentError,
+                match="recent__age: expected a value for each entry of recent",
+            ):
+                signatures["classify"](inputs)
+        columns = rows.slice(0, 1).to_pydict()
+        columns |= {"recent__event": [[]], "recent__topic": [[]]}
+        columns |= {"recent": [[one.decode() for one in ids]], "recent__age": [ages]}
+        raw = raw_values(run.config.contract, pa.table(columns, rows.schema), names)
+        sent = {n: as_bytes(v) if v.dtype == object else v for n, v in raw.items()}
+        layout = default_layout(run.config.contract)
+        if fits:
+            checked, _ = check_inputs(sent, layout, run.config.contract, 1)
+            assert checked["recent__length"].tolist() == [2]
+            assert checked["recent"][0, :2].tolist() == [b"i1", b"i2"]
+        else:
+            with pytest.raises(
+                InvalidRequestError, match="'recent__age': expected 2 values, one for each entry"
+            ):
+                check_inputs(sent, layout, run.config.contract, 1)
+            with pytest.raises(
+                DataError, match="'recent__age': expected 2 values, one for each entry"
+            ):
+                features_of(run.config.contract, columns)
+    np.testing.assert_array_equal(scores[2], scores[1])  # without its empty id
 
 
 def test_known_items_score_by_their_ids(

@@ -266,9 +266,12 @@ def test_examples_that_do_not_fit_the_contract_are_refused(exported) -> None:
     model = exported("topk")
     names = [name for name, _ in model.contract.of_side("user", "item", "context")]
     whole = tf.train.Example.FromString(tf_example(model.table, 0, names))
-    absent, repeated, mistyped = (
-        tf.train.Example.FromString(whole.SerializeToString()) for _ in "123"
+    absent, repeated, mistyped, empty, endless, no_number = (
+        tf.train.Example.FromString(whole.SerializeToString()) for _ in range(6)
     )
+    empty.features.feature["user_id"].bytes_list.value[:] = [b""]
+    endless.features.feature["price"].float_list.value[:] = [np.inf]
+    no_number.features.feature["price"].float_list.value[:] = [np.nan]
     del absent.features.feature["item_id"]
     repeated.features.feature["price"].float_list.value[:] = [1.0, 2.0]
     mistyped.features.feature["user_id"].int64_list.value[:] = [1]
@@ -276,12 +279,26 @@ def test_examples_that_do_not_fit_the_contract_are_refused(exported) -> None:
         (absent, "feature item_id: expected one value in each example"),
         (repeated, "feature price: expected one value or none in each example"),
         (mistyped, "user_id.*[Dd]ata type"),
+        (empty, r"feature user_id: expected one value in each example, received\] \[1 0\]"),
+        (endless, "feature price: expected finite numbers, received NaN or infinity"),
+        (no_number, "feature price: expected finite numbers, received NaN or infinity"),
     ):
         both = [whole.SerializeToString(), wrong.SerializeToString()]
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
             model.call("classify", {"inputs": np.array(both, object)})
     with pytest.raises(tf.errors.InvalidArgumentError):
         model.call("classify", {"inputs": np.array([b"not an example"], object)})
+
+
+def test_an_empty_text_of_an_example_is_a_missing_value(exported) -> None:
+    model = exported("topk")
+    names = [name for name, _ in model.contract.of_side("user", "item", "context")]
+    plain, blank = (tf.train.Example.FromString(tf_example(model.table, 0, names)) for _ in "12")
+    plain.features.feature["region"].Clear()
+    blank.features.feature["region"].bytes_list.value[:] = [b""]
+    both = np.array([plain.SerializeToString(), blank.SerializeToString()], object)
+    received = model.call("classify", {"inputs": both})["scores"]
+    np.testing.assert_array_equal(received[1], received[0])
 
 
 def products(exported: Exported, signature: str, raw: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -23,6 +23,7 @@ from multigate.serving.core.layout import default_layout
 from multigate.serving.core.loop import CALLS
 from multigate.serving.core.status import Call
 from multigate.serving.protos import ranking_pb2
+from multigate.serving.rpc import inference
 from multigate.serving.rpc.prediction import check_inputs
 
 
@@ -257,7 +258,8 @@ def test_predict_reads_missing_values_and_long_lists_as_rank_does(contract, help
     inputs["age"] = np.array([1, np.nan, 3], np.float32)
     inputs["age__present"] = np.array([True, False, True])
     inputs["tags"] = np.array([list("abcde"), list("fghij"), list("klmno")], object)
-    inputs["tags__length"] = np.array([5, 2, 4])
+    inputs["tags"][1, 0] = inputs["tags"][1, 2] = b""  # of the list's four values
+    inputs["tags__length"] = np.array([5, 4, 4])
     inputs["recent"] = np.empty((3, 0), object)
     inputs["recent__length"] = np.zeros(3, np.int64)
     checked, rows = check_inputs(inputs, default_layout(contract), contract, 3)
@@ -265,7 +267,7 @@ def test_predict_reads_missing_values_and_long_lists_as_rank_does(contract, help
     assert checked["topic__present"].tolist() == [True, False, False]
     assert checked["age"].tolist() == [1, 0, 3]
     kept = zip(checked["tags"].tolist(), checked["tags__length"], strict=True)
-    assert [values[:length] for values, length in kept] == [list("cde"), list("fg"), list("lmn")]
+    assert [values[:length] for values, length in kept] == [list("cde"), list("gi"), list("lmn")]
     assert checked["recent"].shape == (3, 1)
 
 
@@ -328,8 +330,9 @@ def example(item, length):
 
 def with_examples(kind, signature):
     request = kind()
-    request.model_spec.name = "small"
-    request.model_spec.signature_name = signature
+    if signature is not None:  # MultiInference names models by its tasks
+        request.model_spec.name = "small"
+        request.model_spec.signature_name = signature
     for one in (example("i1", 0.5), example("i2", 1)):
         request.input.example_list.examples.add().MergeFromString(one.SerializeToString())
     return request
@@ -353,6 +356,32 @@ def test_classify_regress_and_multi_inference_agree(running):
     both = running.prediction.MultiInference(multi, timeout=120)
     assert both.results[0].classification_result == classified.result
     assert both.results[1].regression_result == regressed.result
+
+
+def test_one_version_answers_all_tasks_of_a_call(tmp_path, publish, run_server, until, monkeypatch):
+    """The call names no version; another one replaces the first between its tasks."""
+    publish(tmp_path, 1)
+    with run_server(tmp_path) as running:
+        manager = running.server.models.manager("small")
+        run = inference._result
+
+        def run_and_swap(*given):
+            found = run(*given)
+            if list(manager._loaded) == [1]:
+                publish(tmp_path, 2)
+                until(lambda: list(manager._loaded) == [2])
+            return found
+
+        monkeypatch.setattr(inference, "_result", run_and_swap)
+        multi = with_examples(inference_pb2.MultiInferenceRequest, None)
+        for signature in ("classify", "regress"):
+            multi.tasks.add(
+                model_spec={"name": "small", "signature_name": signature},
+                method_name=f"tensorflow/serving/{signature}",
+            )
+        answers = [running.prediction.MultiInference(multi, timeout=120) for _ in range(2)]
+    versions = [[one.model_spec.version.value for one in both.results] for both in answers]
+    assert versions == [[1, 1], [2, 2]]
 
 
 def test_runs_and_examples_have_tensorflow_servings_metrics(running, valid, until):

@@ -345,6 +345,21 @@ def test_an_item_without_a_required_feature_fails_nobody_else(client):
     assert rank(client).unscored == []
 
 
+def test_a_candidate_with_an_empty_id_fails_nobody_else(client):
+    plain = rank(client)
+    ranked = rank(client, item_ids=[*ITEMS[:3], "", *ITEMS[4:]])
+    assert [item["index"] for item in ranked] == [
+        item["index"] for item in plain if item["index"] != 3
+    ]
+    assert ranked.unscored == [3]
+    assert ranked.warnings[0] == (
+        "feature 'item_id': 1 item not scored for lack of it (missing: error): ''"
+    )
+    with pytest.raises(CallError, match="feature 'item_id': expected a value") as raised:
+        rank(client, item_ids=[""] * len(ITEMS))
+    assert raised.value.code == "INVALID_ARGUMENT"
+
+
 def test_a_limit_counts_scored_items_and_a_long_list_of_others_is_cut(client):
     count = 30
     columns = {"topic": ["x"] * count, "tags": [["t"]] * count}
