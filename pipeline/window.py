@@ -121,28 +121,19 @@ def plan_window(
 
 
 def held_elsewhere(config: Config, window: Window) -> dict[str, pl.Expr]:
-    """By task, whether another run holds a row's label: it closed before this run, or is open yet.
+    """By task, whether another run holds a row's label: it closed before, or is still open.
 
     Returns:
         Flags of a table with `meta/time`.
     """
-    before = closed_before(config, window)
-    if not config.pipeline.hold_back:
-        return before
-    still_open = open_at(pl.col(TIME), waits(config), window.end)
-    return {name: before[name] | still_open[name] for name in before}
-
-
-def closed_before(config: Config, window: Window) -> dict[str, pl.Expr]:
-    """By task, whether a row's label had closed before this run.
-
-    Returns:
-        Flags of a table with `meta/time`.
-    """
-    tasks = waits(config)
-    if not config.pipeline.hold_back:
+    times, tasks = pl.col(TIME), waits(config)
+    if not config.pipeline.hold_back:  # a label closes at once
         tasks = dict.fromkeys(tasks, timedelta(0))
-    return {n: ~flag for n, flag in open_at(pl.col(TIME), tasks, window.since).items()}
+    open_before = open_at(times, tasks, window.since)
+    if not config.pipeline.hold_back:
+        return {name: ~flag for name, flag in open_before.items()}
+    still_open = open_at(times, tasks, window.end)
+    return {name: ~flag | still_open[name] for name, flag in open_before.items()}
 
 
 def look_back(config: Config, *, continued: bool = False) -> timedelta | None:

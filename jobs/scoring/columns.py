@@ -24,14 +24,19 @@ def features_of(contract: Contract, columns: Columns) -> pa.Table:
     """The features among some columns, N rows; None, null and NaN become null.
 
     Texts are parsed where a feature is a number, and divided by its `separator` where it is a list.
-    Lists lose null and empty entries, as in Rank; a vector with a null or NaN is null.
+    Lists lose null and empty entries, but a history whose entries are described beside it, which
+    then must have none; an empty vector, and one with a null or NaN, is null.
 
     Raises:
         DataError: no feature is among them, a value does not fit, or the columns differ in length.
     """
     names = list(columns.column_names if isinstance(columns, pa.Table) else columns)
+
+    def described(name: str) -> bool:
+        return any(other in names for other in contract.entries_of(name).values())
+
     found = {
-        name: _typed(name, feature, columns[name])
+        name: _typed(name, feature, columns[name], described(name))
         for name, feature in contract.of_side("user", "context", "item")
         if name in names
     }
@@ -44,10 +49,6 @@ def features_of(contract: Contract, columns: Columns) -> pa.Table:
     if len(sizes) > 1:
         lengths = ", ".join(f"{name} {len(column)}" for name, column in found.items())
         raise DataError(f"columns: expected as many values in each, received {lengths}")
-    for name in found:
-        for other in contract.entries_of(name).values():
-            if other in found:
-                _check_entries(name, found[name], other, found[other])
     return pa.table(found)
 
 
@@ -96,13 +97,25 @@ def arrow_type(feature: Any) -> pa.DataType:
     return pa.list_(one) if isinstance(feature, IdListFeature) else one
 
 
-def _typed(name: str, feature: Any, values: Any) -> pa.ChunkedArray:
+def _typed(name: str, feature: Any, values: Any, described: bool) -> pa.ChunkedArray:
+    """A column in the feature's type.
+
+    Args:
+        name: of the feature.
+        feature: of the contract.
+        values: (N,) as they were given.
+        described: whether its entries are described beside it, so that each keeps its place.
+    """
     wanted = arrow_type(feature)
+    is_list = isinstance(feature, IdListFeature | VectorFeature)
+    drops = isinstance(feature, IdListFeature) and feature.entry is None and not described
     try:
         found = _array(values, wanted)
-        is_list = isinstance(feature, IdListFeature | VectorFeature)
         if is_list and pa.types.is_string(found.type):
+            found = pc.if_else(pc.equal(found, ""), pa.scalar(None, pa.string()), found)
             found = pc.split_pattern(found, feature.separator)
+            if drops:  # an empty part of a text is no integer
+                found = _per_chunk(found, _without_empty)
         found = found.cast(wanted)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = one_line(error)
@@ -113,34 +126,30 @@ def _typed(name: str, feature: Any, values: Any) -> pa.ChunkedArray:
         return pc.if_else(pc.is_nan(found), pa.scalar(None, wanted), found)
     if isinstance(feature, VectorFeature):
         return _per_chunk(found, lambda chunk: _whole_vectors(name, chunk))
-    if isinstance(feature, IdListFeature) and feature.entry is None:
-        return _per_chunk(found, _without_empty)
-    return found
+    return _per_chunk(found, _without_empty) if drops else found
 
 
-def _per_chunk(
-    column: pa.ChunkedArray, change: Callable[[pa.Array], pa.Array]
-) -> pa.ChunkedArray:
+def _per_chunk(column: pa.ChunkedArray, change: Callable[[pa.Array], pa.Array]) -> pa.ChunkedArray:
     return pa.chunked_array([change(chunk) for chunk in column.chunks], column.type)
 
 
 def _refuse_infinite(name: str, values: pa.ChunkedArray | pa.Array) -> None:
     if pc.any(pc.is_inf(values)).as_py():
         raise DataError(
-            f"feature {name!r}: expected finite numbers of at most 3.4e38, received infinity or a "
+            f"feature {name!r}: expected finite numbers within float32, received infinity or a "
             "larger one"
         )
 
 
 def _whole_vectors(name: str, column: pa.ListArray) -> pa.ListArray:
-    """Vectors (N,), null where a number is null or NaN."""
+    """Vectors (N,), null where they are empty or a number is null or NaN."""
     values = column.flatten()
     _refuse_infinite(name, values)
     absent = pc.or_kleene(values.is_null(), pc.is_nan(values)).fill_null(True)
-    if not pc.any(absent).as_py():
-        return column
-    broken = np.zeros(len(column), bool)
+    broken = np.asarray(pc.list_value_length(column).fill_null(1)) == 0
     broken[_rows_of(column)[np.asarray(absent)]] = True
+    if not broken.any():
+        return column
     return pc.if_else(pa.array(broken), pa.scalar(None, column.type), column)
 
 
@@ -150,7 +159,7 @@ def _without_empty(column: pa.ListArray) -> pa.ListArray:
     kept = values.is_valid()
     if pa.types.is_string(values.type):
         kept = pc.and_(kept, pc.not_equal(values, "").fill_null(False))
-    if pc.all(kept).as_py() is not False:
+    if pc.all(kept, min_count=0).as_py():
         return column
     counts = np.bincount(_rows_of(column)[np.asarray(kept)], minlength=len(column))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
@@ -163,22 +172,6 @@ def _rows_of(column: pa.ListArray) -> np.ndarray:
     """The row of each value of `column.flatten()`."""
     lengths = np.asarray(pc.list_value_length(column).fill_null(0))
     return np.repeat(np.arange(len(column)), lengths)
-
-
-def _check_entries(
-    name: str, history: pa.ChunkedArray, other: str, entries: pa.ChunkedArray
-) -> None:
-    """What is known of a history's entries must have a value for each, or none."""
-    expected, received = (
-        np.asarray(pc.list_value_length(column).fill_null(0)) for column in (history, entries)
-    )
-    wrong = (received != 0) & (received != expected)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise DataError(
-            f"feature {other!r}: expected {expected[row]} values, one for each entry of {name!r} "
-            f"that is not empty, received {received[row]} in row {row}"
-        )
 
 
 def _array(values: Any, wanted: pa.DataType) -> pa.ChunkedArray:

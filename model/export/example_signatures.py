@@ -8,7 +8,7 @@ list as several values.  As in Rank, an absent feature and an empty text are mis
 `missing: error` refuses; a list loses its empty texts; and NaN and infinity are refused.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -68,63 +68,82 @@ def parse_examples(contract: Contract, serialised: Tensor) -> dict[str, Tensor]:
         serialised,
         {name: tf.io.RaggedFeature(specs[name].dtype, row_splits_dtype=tf.int64) for name in names},
     )
-    given = {name: values.row_lengths() for name, values in parsed.items()}  # (N,) int64 each
-    parsed = {name: _without_empty(contract.features[name], parsed[name]) for name in names}
-    counts = {name: values.row_lengths() for name, values in parsed.items()}
-    checks = []
-    for name in names:
-        feature = contract.features[name]
-        if specs[name].dtype == tf.float32:
-            checks.append(
-                tf.debugging.Assert(
-                    tf.reduce_all(tf.math.is_finite(parsed[name].flat_values)),
-                    [f"feature {name}: expected finite numbers, received NaN or infinity"],
-                )
-            )
-        if isinstance(feature, IdListFeature):
-            checks += [
-                tf.debugging.Assert(
-                    tf.reduce_all((counts[other] == 0) | (counts[other] == counts[name])),
-                    [
-                        f"feature {other}: expected a value for each entry of {name}, which have",
-                        counts[name],
-                        "received",
-                        counts[other],
-                    ],
-                )
-                for other in contract.entries_of(name).values()
-            ]
-            continue
-        size = feature.size if isinstance(feature, VectorFeature) else 1
-        expected = "one value" if size == 1 else f"{size} values"
-        allowed = given[name] == size
-        if feature.missing == "error":
-            allowed &= counts[name] == size
-        else:
-            expected += " or none"
-            allowed |= given[name] == 0
-        # Where the right number was sent, an empty text among them is what was wrong.
-        received = tf.where(given[name] == size, counts[name], given[name])
-        checks.append(
-            tf.debugging.Assert(
-                tf.reduce_all(allowed),
-                [f"feature {name}: expected {expected} in each example, received", received],
-            )
-        )
+    kept = {name: _without_empty(contract.features[name], parsed[name]) for name in names}
+    checks = [check for name in names for check in _checks(contract, name, parsed, kept)]
     raw: dict[str, Tensor] = {}
     with tf.control_dependencies(checks):
         for name in names:
-            feature, values = contract.features[name], parsed[name]
+            feature, values = contract.features[name], kept[name]
+            counts = tf.identity(values.row_lengths())  # (N,) int64, once all is checked
             if isinstance(feature, IdListFeature):
-                raw |= {name: values.to_tensor(), name + LENGTH: tf.identity(counts[name])}
+                raw |= {name: values.to_tensor(), name + LENGTH: counts}
                 continue
-            size = feature.size if isinstance(feature, VectorFeature) else 1
-            raw[name] = values.to_tensor(shape=[None, size])
+            raw[name] = values.to_tensor(shape=[None, _size(feature)])
             if not isinstance(feature, VectorFeature):
                 raw[name] = tf.reshape(raw[name], [-1])
             if name + PRESENT in specs:
-                raw[name + PRESENT] = counts[name] > 0
+                raw[name + PRESENT] = counts > 0
     return raw
+
+
+def _checks(
+    contract: Contract, name: str, parsed: Mapping[str, Tensor], kept: Mapping[str, Tensor]
+) -> list[Any]:
+    """Operations that refuse what a feature cannot take.
+
+    Args:
+        contract: the features.
+        name: of the feature.
+        parsed: by feature, ragged values (N, .) as they were sent.
+        kept: the same without empty texts.
+    """
+    feature = contract.features[name]
+    sent, left = parsed[name].row_lengths(), kept[name].row_lengths()
+    checks = []
+    if parsed[name].dtype == tf.float32:
+        checks.append(
+            _assert(
+                tf.math.is_finite(parsed[name].flat_values),
+                f"feature {name}: expected finite numbers, received NaN or infinity",
+            )
+        )
+    if isinstance(feature, IdListFeature):
+        for other in contract.entries_of(name).values():
+            told = parsed[other].row_lengths()
+            checks += [
+                _assert(
+                    (told == 0) | (told == sent),
+                    f"feature {other}: expected as many values as {name} has entries, which is",
+                    sent,
+                    "received",
+                    told,
+                ),
+                _assert(
+                    (told == 0) | (left == sent),
+                    f"feature {name}: an entry is an empty text, and {other} describes the "
+                    "entries; leave it out of both",
+                ),
+            ]
+        return checks
+    size = _size(feature)
+    expected = "one value" if size == 1 else f"{size} values"
+    allowed = (sent == size) & (left == size)
+    if feature.missing != "error":
+        expected += " or none"
+        allowed = (sent == size) | (sent == 0)
+    # Where as many were sent as expected, an empty text among them is what was wrong.
+    received = tf.where(sent == size, left, sent)
+    expected = f"feature {name}: expected {expected} in each example, received"
+    return [*checks, _assert(allowed, expected, received)]
+
+
+def _assert(condition: Tensor, *message: Any) -> Any:
+    return tf.debugging.Assert(tf.reduce_all(condition), list(message))
+
+
+def _size(feature: Any) -> int:
+    """How many values an example has of a feature that is no list."""
+    return feature.size if isinstance(feature, VectorFeature) else 1
 
 
 def _without_empty(feature: Any, values: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """One bucket of events -> its impressions with their labels and features of the log and tables."""
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 
 import numpy as np
@@ -25,7 +25,7 @@ from multigate.pipeline.core.hashing import mix
 from multigate.pipeline.label import labels
 from multigate.pipeline.label.attribute import attribute, chain_starts, repeated, without_skew
 from multigate.pipeline.shuffle.buckets import deduplicate
-from multigate.pipeline.window import Window, closed_before
+from multigate.pipeline.window import Window, held_elsewhere
 
 
 @dataclass(frozen=True)
@@ -182,14 +182,10 @@ def _mask_open(
         flags `__open/<task>`; and how many rows there are of each fate. Rows of the look-back
         count nowhere: they are among the events outside.
     """
-    tasks = config.contract.tasks
-    never = {name: pl.lit(False) for name in tasks}
-    still_open, before = never, never
+    still_open = {name: pl.lit(False) for name in config.contract.tasks}
     if config.pipeline.hold_back and cut_off is not None:
         still_open = labels.open_at(pl.col(TIME), labels.waits(config), cut_off)
-    if window is not None:
-        before = closed_before(config, window)
-    elsewhere = {name: still_open[name] | before[name] for name in tasks}
+    elsewhere = still_open if window is None else held_elsewhere(config, window)
     fate = (
         pl.when(pl.lit(False) if window is None else pl.col(TIME) < window.first)
         .then(_LOOK_BACK)

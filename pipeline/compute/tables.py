@@ -15,7 +15,7 @@ from multigate.configs.storage import Place
 from multigate.features import Timeline
 from multigate.pipeline.compute.encoders import encode
 from multigate.pipeline.core.columns import encoded_features, id_type, table_features
-from multigate.pipeline.read import drift, inputs, erasure
+from multigate.pipeline.read import drift, erasure, inputs
 from multigate.pipeline.read.derive import derive, filled
 from multigate.pipeline.read.parse import Parsed, parse_feature, parse_id, parse_time
 from multigate.pipeline.read.sources import Chunk, expand, read
@@ -47,14 +47,12 @@ def read_table(
     wanted, optional = _wanted(config, source), _optional(config, source)
     drift.check_rename(table.rename, wanted, f"pipeline.{source}.rename")
     features, made = table_features(config, source), table.derive
-    separators = inputs.one_for_each(inputs.list_readers(features, made, made.values()))
+    separators = inputs.one_of_each(inputs.list_readers(features, made, made.values()))
     frames, given = [], set()
     for shard in expand(data, table.files):
         if isinstance(table.format, MixedFormat) and drift.is_marker(shard.name, table.files):
             continue
-        for chunk in read(
-            shard, table.format, wanted, rename=table.rename, separators=separators
-        ):
+        for chunk in read(shard, table.format, wanted, rename=table.rename, separators=separators):
             given |= set(chunk.columns)
             if len(chunk.line) or len(chunk.rejects):
                 raw = _raw(chunk, config, source, shard.name, optional)

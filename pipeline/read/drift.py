@@ -107,11 +107,17 @@ def check_rename(rename: Mapping[str, Sequence[str]], wanted: Sequence[str], whe
                 )
 
 
-def renamed(frame: pl.DataFrame, rename: Mapping[str, Sequence[str]]) -> pl.DataFrame:
+def renamed(
+    frame: pl.DataFrame,
+    rename: Mapping[str, Sequence[str]],
+    separators: Mapping[str, str] | None = None,
+) -> pl.DataFrame:
     """Rename columns that have an earlier name.
 
-    In each row, the newest name that has a value counts.
+    In each row, the newest name that has a value counts. Where one name holds lists and another
+    one texts, all become texts, with the column's separator (`|` without one) between the values.
     """
+    separators = separators or {}
     for name, earlier in rename.items():
         found = [n for n in (name, *earlier) if n in frame.columns]
         if not found or found == [name]:
@@ -120,7 +126,7 @@ def renamed(frame: pl.DataFrame, rename: Mapping[str, Sequence[str]]) -> pl.Data
         frame = frame.with_columns(texts)  # an empty text is a missing value
         columns = [frame[n] for n in found]
         if len({str(column.dtype) for column in columns}) > 1:
-            columns = [as_text(column) for column in columns]
+            columns = [as_text(column, separators.get(name, "|")) for column in columns]
         first = pl.DataFrame([c.alias(str(at)) for at, c in enumerate(columns)])
         values = first.select(pl.coalesce(pl.all())).to_series().alias(name)
         frame = frame.drop(found).with_columns(values)

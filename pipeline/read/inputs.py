@@ -118,16 +118,17 @@ def single_columns(config: Config, feedback: bool = False) -> set[str]:
 
 
 def separators(config: Config, feedback: bool = False) -> dict[str, str]:
-    """By wanted column of lists, what divides one that is written as a text.
+    """By wanted column of lists, what divides one that is written as a text; see `one_of_each`."""
+    return one_of_each(_lists(config, feedback))
 
-    A column that two readers divide in two ways has none; nor has a vector, whose numbers hold no
-    separator.
+
+def one_of_each(readers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The separator of each column, where all that read it as lists divide it alike.
+
+    Args:
+        readers: what `list_readers` gives. Vectors are not among them: any separator does for
+            numbers, which hold none.
     """
-    return one_for_each(_lists(config, feedback))
-
-
-def one_for_each(readers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The separator of each column, of readers' columns and separators; none where they differ."""
     found: dict[str, set[str]] = {}
     for name, separator in readers:
         found.setdefault(name, set()).add(separator)

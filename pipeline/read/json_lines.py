@@ -14,7 +14,6 @@ import polars as pl
 from multigate.pipeline.read.lines import REJECT, Lines
 
 _FEW = 64
-_ANY: Mapping[str, str] = {}
 _LIST = pl.List(pl.String)
 _SURROGATE = r"\\u[dD][89a-fA-F]"
 # A pair of surrogates is one character; an escaped backslash begins no other escape.
@@ -28,19 +27,18 @@ def parse_json(
     lines: Lines,
     wanted: list[str],
     single: Collection[str] = (),
-    separators: Mapping[str, str] = _ANY,
+    separators: Mapping[str, str] | None = None,
 ) -> tuple[pl.DataFrame, Lines, pl.DataFrame]:
     """Parse JSON objects.
 
     Args:
         lines: records, (B,).
-        wanted: the names to read. A list of values stays a list, and becomes a text with `|`
-            between the values where the same name also holds plain values and has no separator.
+        wanted: the names to read. A list of values stays a list, and becomes a text with the
+            name's separator between the values where the same name also holds plain values.
             `user.id` is the value of a key of this name, else of `id` in the object, or the text of
             one, under `user`; in a list of objects, the list of theirs.
         single: those of them that hold no lists.
-        separators: of those whose texts are lists, too: what divides such a text. Without it, the
-            value `a|b` of a list could not be told from two.
+        separators: by name, what divides a text into the values of a list; `|` for the others.
 
     Returns:
         The wanted columns that occur, (b, ...); the records they come from, (b,); and rejects.
@@ -50,7 +48,7 @@ def parse_json(
     frame, malformed = _read(texts, [*wanted, *_inner(wanted)], reasons)
     reasons |= malformed
     kept = _others(len(texts), reasons)
-    columns, structured = _columns(frame, texts.gather(kept), wanted, single, separators)
+    columns, structured = _columns(frame, texts.gather(kept), wanted, single, separators or {})
     if structured:
         reasons |= {kept[at]: reason for at, reason in structured.items()}
         usable = _others(len(kept), structured)
@@ -138,14 +136,14 @@ def _columns(
         texts: the records, (b,).
         wanted: the names.
         single: the names that hold no lists.
-        separators: of the names whose texts are lists, too.
+        separators: see `parse_json`.
     """
     columns, reasons = _structured(frame.select(wanted), texts, single, separators)
     for head, names in _inner(wanted).items():
         above = f"{head}."
         plain = {name.removeprefix(above) for name in single if name.startswith(above)}
-        split = {n.removeprefix(above): by for n, by in separators.items() if n.startswith(above)}
-        inner, wrong = _of_objects(frame[head], names, plain, split)
+        dividing = {n.removeprefix(above): by for n, by in separators.items()}
+        inner, wrong = _of_objects(frame[head], names, plain, dividing)
         for row, reason in wrong.items():
             reasons.setdefault(row, f"{head}.{reason}")
         for column in inner:
@@ -182,7 +180,8 @@ def _of_objects(
             elif column.dtype == _LIST or not column.count():
                 found[at] = _scatter(column.cast(_LIST), places, values)
             else:
-                found[at] = _mixed(column, places, values, separators)
+                texts = as_text(values, separators.get(column.name, "|"))
+                found[at] = _scatter(column, places, texts)
     return found, reasons
 
 
@@ -258,7 +257,7 @@ def _structured(
         frame: the wanted columns as texts, (b, ...).
         texts: the records, (b,).
         single: the names that hold no lists.
-        separators: of the names whose texts are lists, too.
+        separators: see `parse_json`.
 
     Returns:
         The columns, with lists for lists; and what is wrong with which rows.
@@ -273,7 +272,7 @@ def _structured(
         lists, wrong = _lists(column.name, places, texts.gather(places), column.name in single)
         for at, reason in wrong.items():
             reasons.setdefault(at, reason)
-        columns.append(_with_lists(column, places, lists, separators))
+        columns.append(_with_lists(column, places, lists, separators.get(column.name, "|")))
     return columns, reasons
 
 
@@ -314,28 +313,18 @@ def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _with_lists(
-    column: pl.Series, places: pl.Series, lists: pl.Series, separators: Mapping[str, str]
+    column: pl.Series, places: pl.Series, lists: pl.Series, separator: str
 ) -> pl.Series:
-    """A column with its texts of lists parsed; see `_mixed` where it also holds other values."""
+    """A column with its texts of lists parsed; it stays text if it also holds other values."""
     found = lists.is_not_null()
     if not found.any():
         return column
     places, lists = places.filter(found), lists.filter(found)
     if len(lists) < column.count():
-        return _mixed(column, places, lists, separators)
+        return _scatter(column, places, as_text(lists, separator))
     if len(lists) == len(column):
         return lists
     return _scatter(pl.Series(column.name, [None] * len(column), dtype=_LIST), places, lists)
-
-
-def _mixed(
-    column: pl.Series, places: pl.Series, lists: pl.Series, separators: Mapping[str, str]
-) -> pl.Series:
-    """A column of texts with lists in some places: all lists if the texts are, else all texts."""
-    separator = separators.get(column.name)
-    if separator is None:
-        return _scatter(column, places, as_text(lists))
-    return _scatter(column.str.split(separator), places, lists)
 
 
 def _scatter(column: pl.Series, places: pl.Series, values: pl.Series) -> pl.Series:
@@ -349,10 +338,10 @@ def _scatter(column: pl.Series, places: pl.Series, values: pl.Series) -> pl.Seri
     return joined.select(chosen.alias(column.name)).to_series()
 
 
-def as_text(column: pl.Series) -> pl.Series:
-    """A column as text; the values of a list with `|` between them, nothing for a null."""
+def as_text(column: pl.Series, separator: str = "|") -> pl.Series:
+    """A column as text; the values of a list with `separator` between them, nothing for a null."""
     if isinstance(column.dtype, pl.List | pl.Array):
         # A null keeps its place: without it, a vector of three would look like one of two.
         texts = column.cast(pl.List(pl.String)).list.eval(pl.element().fill_null(""))
-        return texts.list.join("|")
+        return texts.list.join(separator)
     return column.cast(pl.String)

@@ -142,7 +142,8 @@ def read(
         wanted: the columns to keep.
         single: the wanted columns that hold one value a row and no list.
         rename: earlier names of wanted columns, the oldest last.
-        separators: of wanted columns whose texts are lists; see `json_lines.parse_json`.
+        separators: by wanted column, what divides a text into the values of a list; `|` for the
+            others.
 
     Yields:
         Chunks in the order of the file. A file without rows yields none, or one without rows
@@ -160,7 +161,7 @@ def read(
     try:
         for chunk in _read(shard, form, names, single, dividing):
             found = _with_nulls(chunk, nulls) if nulls else chunk
-            yield _as_wanted(found, shard, wanted, rename)
+            yield _as_wanted(found, shard, wanted, rename, dividing)
     except DamagedError as error:
         last = _empty_chunk(reject(error.line, str(error), error.text))
         yield replace(last, damage=error)
@@ -189,7 +190,11 @@ def _read(
 
 
 def _as_wanted(
-    chunk: Chunk, shard: Shard, wanted: list[str], rename: Mapping[str, Sequence[str]]
+    chunk: Chunk,
+    shard: Shard,
+    wanted: list[str],
+    rename: Mapping[str, Sequence[str]],
+    separators: Mapping[str, str],
 ) -> Chunk:
     """A chunk with today's column names, and with columns from the names of the file's folders."""
     if not chunk.columns:
@@ -199,7 +204,7 @@ def _as_wanted(
     folders = drift.partitions(shard.name, [name for name in wanted if name not in given])
     if not earlier and not folders:
         return chunk
-    frame = drift.renamed(chunk.frame, rename)
+    frame = drift.renamed(chunk.frame, rename, separators)
     constants = [
         pl.Series(name, [value], dtype=pl.String).new_from_index(0, len(chunk.line))
         for name, value in folders.items()

@@ -18,13 +18,19 @@ from multigate.serving.protos.tensorflow_messages import (
     regression_pb2,
 )
 from multigate.serving.rpc.overflow import refuse_overflow
-from multigate.serving.rpc.prediction import Prediction, read_tf_model_spec, refuse_too_many
+from multigate.serving.rpc.prediction import (
+    CLASSIFIED,
+    REGRESSED,
+    Prediction,
+    read_tf_model_spec,
+    refuse_too_many,
+)
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
 from multigate.serving.versions.saved_model import Signature
 
 CLASSIFY, REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"
-_SCORES, _CLASSES, _OUTPUTS = "scores", "classes", "outputs"
+_CLASSES = "classes"
 
 
 class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
@@ -78,15 +84,17 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         with ExitStack() as held:
             # All are held before the first run, so that no version is replaced between the tasks.
             rankers: dict[Any, RankerVersion] = {}
-            for task in request.tasks:
-                spec = read_tf_model_spec(task.model_spec)
-                if spec not in rankers:
-                    rankers[spec] = held.enter_context(self._models.use(*spec))
-            for task in request.tasks:
-                spec = task.model_spec
-                ranker = rankers[read_tf_model_spec(spec)]
+            specs = [read_tf_model_spec(task.model_spec) for task in request.tasks]
+            for spec in dict.fromkeys(specs):
+                rankers[spec] = held.enter_context(self._models.use(*spec))
+            for spec, task in zip(specs, request.tasks, strict=True):
                 inferred = await self._infer_with(
-                    ranker, spec, request.input, task.method_name, call, len(request.tasks)
+                    rankers[spec],
+                    task.model_spec,
+                    request.input,
+                    task.method_name,
+                    call,
+                    len(request.tasks),
                 )
                 response.results.append(inferred)
         self._count(inferred, request.input)
@@ -133,7 +141,8 @@ def _result(ranker: RankerVersion, spec: Any, given: Any, method: str, tasks: in
     say(signature=name)
     (key,) = signature.inputs
     outputs = signature({key: _serialised(given, tasks, ranker.max_rows)})
-    refuse_overflow({n: a for n, a in outputs.items() if n in (_SCORES, _OUTPUTS)}, what="example")
+    scores = {name: one for name, one in outputs.items() if name in (CLASSIFIED, REGRESSED)}
+    refuse_overflow(scores, what="example")
     result = inference_pb2.InferenceResult()
     if method == CLASSIFY:
         result.classification_result.CopyFrom(_classifications(outputs))
@@ -150,7 +159,7 @@ def _supports(signature: Signature, method: str) -> bool:
 
     A signature's method name does not help: TensorFlow 2 writes Predict's into every signature.
     """
-    needed = {_SCORES} if method == CLASSIFY else {_OUTPUTS}
+    needed = {CLASSIFIED} if method == CLASSIFY else {REGRESSED}
     return (
         [spec.dtype for spec in signature.inputs.values()] == ["string"]
         and needed <= signature.outputs.keys()
@@ -189,7 +198,7 @@ def _serialised(given: Any, tasks: int, max_rows: int) -> np.ndarray:
 
 def _classifications(outputs: Arrays) -> Any:
     """Outputs as a ClassificationResult: scores (N, C) or (N,), classes of that shape or none."""
-    scores = outputs[_SCORES].reshape(len(outputs[_SCORES]), -1)
+    scores = outputs[CLASSIFIED].reshape(len(outputs[CLASSIFIED]), -1)
     names = outputs.get(_CLASSES)
     labels = None if names is None else np.broadcast_to(names, scores.shape)
     result = classification_pb2.ClassificationResult()
@@ -204,6 +213,6 @@ def _classifications(outputs: Arrays) -> Any:
 def _regressions(outputs: Arrays) -> Any:
     """Outputs as a RegressionResult: values (N,) or (N, 1)."""
     result = regression_pb2.RegressionResult()
-    for value in outputs[_OUTPUTS].reshape(-1).tolist():
+    for value in outputs[REGRESSED].reshape(-1).tolist():
         result.regressions.add(value=value)
     return result

@@ -26,6 +26,8 @@ from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
 from multigate.serving.versions.saved_model import Signature
 
+CLASSIFIED, REGRESSED = "scores", "outputs"
+"""The outputs of signatures for Classify and Regress."""
 _METADATA = "signature_def"
 
 
@@ -108,8 +110,8 @@ def _run(tensors: Any, signature: Signature, ranker: RankerVersion) -> Arrays:
 
 
 def _scores(outputs: Arrays, contract: Contract) -> Arrays:
-    """The outputs that are scores: those of the tasks, and the combined one."""
-    names = {*contract.tasks, SCORE}
+    """The outputs that are scores: of the tasks, combined, and of `classify` and `regress`."""
+    names = {*contract.tasks, SCORE, CLASSIFIED, REGRESSED}
     return {name: one for name, one in outputs.items() if name in names}
 
 
@@ -164,8 +166,8 @@ def check_inputs(
 ) -> tuple[Arrays, int]:
     """Check decoded inputs against the contract.
 
-    As in Rank, an empty text is a missing value, a list loses its empty texts, and one that is longer
-    than the contract allows keeps its last values.
+    As in Rank, an empty text is a missing value, a list loses its empty texts, and a list that is
+    longer than the contract allows keeps its last values.
 
     Args:
         inputs: arrays of the signature's dtypes and shapes.
@@ -215,12 +217,12 @@ def _check_features(inputs: Arrays, contract: Contract) -> Arrays:
     lists = [name for name in inputs if name + LENGTH in inputs and name in contract.features]
     for name in lists:
         _check_lengths(name, inputs)
-        _drop_empty(name, contract.features[name], checked)
-    # Before lists are cut to their last values, which would hide that they differ.
     for name in lists:
+        # As sent: to drop values, or to cut lists to their last ones, would hide that they differ.
         for other in contract.entries_of(name).values():
-            if other + LENGTH in checked:
-                _check_entries(name, other, checked)
+            if other + LENGTH in inputs:
+                _check_entries(name, other, inputs)
+        _drop_empty(name, contract.features[name], checked)
     for name in inputs:
         if name in lists:
             _cut_list(name, contract.features[name], checked)
@@ -253,7 +255,13 @@ def _check_values(name: str, inputs: Arrays) -> None:
 
 
 def _check_lengths(name: str, inputs: Arrays) -> None:
-    lengths, width = inputs[name + LENGTH], inputs[name].shape[1]
+    values, lengths = inputs[name], inputs[name + LENGTH]
+    width = values.shape[1]
+    if len(lengths) != len(values):
+        raise InvalidRequestError(
+            f"input {name + LENGTH!r}: expected {len(values)} rows as in {name!r}, received "
+            f"{len(lengths)}"
+        )
     outside = (lengths < 0) | (lengths > width)
     if outside.any():
         row = int(np.argmax(outside))
@@ -266,27 +274,51 @@ def _check_lengths(name: str, inputs: Arrays) -> None:
 def _drop_empty(name: str, feature: Any, inputs: Arrays) -> None:
     """Leave out the empty texts of lists, but those that stand in a history entry's place."""
     values, lengths = inputs[name], inputs[name + LENGTH]
-    if values.dtype.kind != "O" or feature.entry is not None:
+    if feature.entry is not None:
         return
-    inside = np.arange(values.shape[1]) < lengths[:, None]
-    kept = inside & (values != b"")
-    if np.array_equal(kept, inside):
+    empty = _empty_entries(values, lengths)
+    if not empty.any():
         return
+    kept = _inside(values, lengths) & ~empty
     order = np.argsort(~kept, axis=1, kind="stable")
     inputs[name] = np.take_along_axis(values, order, axis=1)
     inputs[name + LENGTH] = kept.sum(axis=1, dtype=lengths.dtype)
 
 
 def _check_entries(name: str, other: str, inputs: Arrays) -> None:
-    """What is sent of a history's entries must have a value for each, or none."""
-    expected, received = inputs[name + LENGTH], inputs[other + LENGTH]
+    """What is sent of a history's entries must have a value for each, or none; as in Rank."""
+    values, expected, received = inputs[name], inputs[name + LENGTH], inputs[other + LENGTH]
+    if len(received) != len(expected):
+        raise InvalidRequestError(
+            f"input {other!r}: expected {len(expected)} rows as in {name!r}, received "
+            f"{len(received)}"
+        )
     wrong = (received != 0) & (received != expected)
     if wrong.any():
         row = int(np.argmax(wrong))
         raise InvalidRequestError(
-            f"input {other!r}: expected {expected[row]} values, one for each entry of {name!r} "
-            f"that is no empty text, received {received[row]} in row {row}"
+            f"input {other!r}: expected {expected[row]} values, one for each entry of {name!r}, "
+            f"received {received[row]} in row {row}"
         )
+    empty = _empty_entries(values, expected) & (received != 0)[:, None]
+    if empty.any():
+        row, place = (int(at) for at in np.argwhere(empty)[0])
+        raise InvalidRequestError(
+            f"input {name!r}: value {place + 1} of row {row} is an empty text, and {other!r} "
+            "describes its entries; leave the entry out of both"
+        )
+
+
+def _inside(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Which of the values (N, L) belong to the lists, of lengths (N,)."""
+    return np.arange(values.shape[1]) < lengths[:, None]
+
+
+def _empty_entries(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Which of the values (N, L) are empty texts of the lists, of lengths (N,)."""
+    if values.dtype.kind != "O":
+        return np.zeros(values.shape, bool)
+    return _inside(values, lengths) & (values == b"")
 
 
 def _cut_list(name: str, feature: Any, inputs: Arrays) -> None:

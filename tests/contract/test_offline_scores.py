@@ -257,7 +257,7 @@ def test_a_number_that_the_model_cannot_hold_is_refused(full, value, version, ro
     known = rows.select([name for name in version.features if full or name != "topic"]).slice(0, 3)
     columns = known.to_pydict()
     columns["length"] = [1.0, value, 2.0]
-    with pytest.raises(DataError, match="feature 'length': expected finite numbers of at most"):
+    with pytest.raises(DataError, match="feature 'length': expected finite numbers within float32"):
         version.predict(columns)
 
 

@@ -315,17 +315,26 @@ def test_json_lists_survive_lines_without_them(tmp_path):
 
 
 @pytest.mark.parametrize("above", ["", "page."])
-def test_json_lists_beside_texts_keep_their_values(tmp_path, above):
-    """A value that holds a separator is one value, whatever else stands in the block."""
-    rows = ['["a,b", "c|d"]', "null", '"e,f|g"', '"h"', "[]"]
+def test_json_lists_beside_texts_are_texts_with_their_separator(tmp_path, above):
+    rows = ['["a", "c|d"]', "null", '"e,f|g"', '"h"', "[]"]
     notes = [f'{{"note": {row}}}' for row in rows]
     lines = [f'{{"page": {note}}}' if above else note for note in notes]
     (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
-    for separator, split in ((",", ["e", "f|g"]), ("|", ["e,f", "g"])):
+    (shard,) = expand(tmp_path, ("log.jsonl",))
+    name = f"{above}note"
+    for separators, first in (({name: ","}, "a,c|d"), ({}, "a|c|d")):
+        (chunk,) = read(shard, JSON, [name], separators=separators)
+        assert chunk.frame[name].to_list() == [first, None, "e,f|g", "h", ""]
+
+
+def test_lists_under_one_name_and_texts_under_an_earlier_one(tmp_path):
+    lines = ['{"note": ["a|b", "c"]}', '{"old": "x,y"}', '{"note": "", "old": "z"}']
+    rename = {"note": ("old",)}
+    for given in (lines[:2], lines):  # all lists, and lists beside a text
+        (tmp_path / "log.jsonl").write_text("\n".join(given) + "\n")
         (shard,) = expand(tmp_path, ("log.jsonl",))
-        name = f"{above}note"
-        (chunk,) = read(shard, JSON, [name], separators={name: separator})
-        assert chunk.frame[name].to_list() == [["a,b", "c|d"], None, split, ["h"], []]
+        (chunk,) = read(shard, JSON, ["note"], rename=rename, separators={"note": ","})
+        assert chunk.frame["note"].to_list() == ["a|b,c", "x,y", "z"][: len(given)]
 
 
 class Pieces:

@@ -491,6 +491,7 @@ def calls_alone(small_limits, contract, helpers):
         ("task_weights", [[3e38] * 3], r"row 0: output 'score': expected a finite score"),
         ("user_id", [b""], r"'user_id': expected a text \(missing: error\), received an empty one"),
         ("recent__length", [-1], r"'recent__length': expected 0 to \d+, the width of 'recent'"),
+        ("recent__length", [0, 0], r"'recent__length': expected 1 rows as in 'recent', received 2"),
     ],
 )
 def test_signatures_beside_rank_refuse_what_it_refuses(
