@@ -85,9 +85,15 @@ def compare_baselines(
             found = paired_difference(resamples, labels[:, t], new, old, metric in RELATIVE)
             compared[task_name] = {"metric": metric, **found}
             if found["wins"] is False:
-                meaning = "negative transfer" if own else "the mixture does not pay for it"
+                meaning = "the mixture does not pay for it."
+                if own:
+                    meaning = (
+                        "negative transfer. Weigh the task more (contract.tasks."
+                        f"{task_name}.weight: 4), or give tasks experts of their own "
+                        "(model.experts.own)."
+                    )
                 sentences.append(
-                    f"{task_name} is worse than with {_title(name)}, beyond chance: {meaning}."
+                    f"{task_name} is worse than with {_title(name)}, beyond chance: {meaning}"
                 )
         models.append(
             {
