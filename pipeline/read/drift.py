@@ -110,14 +110,13 @@ def check_rename(rename: Mapping[str, Sequence[str]], wanted: Sequence[str], whe
 def renamed(
     frame: pl.DataFrame,
     rename: Mapping[str, Sequence[str]],
-    separators: Mapping[str, str] | None = None,
+    separators: Mapping[str, str],
 ) -> pl.DataFrame:
     """Rename columns that have an earlier name.
 
     In each row, the newest name that has a value counts. Where one name holds lists and another
     one texts, all become texts, with the column's separator (`|` without one) between the values.
     """
-    separators = separators or {}
     for name, earlier in rename.items():
         found = [n for n in (name, *earlier) if n in frame.columns]
         if not found or found == [name]:

@@ -24,10 +24,7 @@ Reasons = dict[int, str]
 
 
 def parse_json(
-    lines: Lines,
-    wanted: list[str],
-    single: Collection[str] = (),
-    separators: Mapping[str, str] | None = None,
+    lines: Lines, wanted: list[str], single: Collection[str], separators: Mapping[str, str]
 ) -> tuple[pl.DataFrame, Lines, pl.DataFrame]:
     """Parse JSON objects.
 
@@ -48,7 +45,7 @@ def parse_json(
     frame, malformed = _read(texts, [*wanted, *_inner(wanted)], reasons)
     reasons |= malformed
     kept = _others(len(texts), reasons)
-    columns, structured = _columns(frame, texts.gather(kept), wanted, single, separators or {})
+    columns, structured = _columns(frame, texts.gather(kept), wanted, single, separators)
     if structured:
         reasons |= {kept[at]: reason for at, reason in structured.items()}
         usable = _others(len(kept), structured)
@@ -142,7 +139,8 @@ def _columns(
     for head, names in _inner(wanted).items():
         above = f"{head}."
         plain = {name.removeprefix(above) for name in single if name.startswith(above)}
-        dividing = {n.removeprefix(above): by for n, by in separators.items()}
+        own = {name: by for name, by in separators.items() if name.startswith(above)}
+        dividing = {name.removeprefix(above): by for name, by in own.items()}
         inner, wrong = _of_objects(frame[head], names, plain, dividing)
         for row, reason in wrong.items():
             reasons.setdefault(row, f"{head}.{reason}")

@@ -1,5 +1,6 @@
 """TensorFlow Serving's Classify, Regress and MultiInference over tf.Example."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,6 +25,7 @@ from multigate.serving.rpc.prediction import (
     Prediction,
     read_tf_model_spec,
     refuse_too_many,
+    scores_of,
 )
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
@@ -54,7 +56,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
     async def Classify(self, request: Any, context: Any) -> Any:
         """Classes with scores for each tf.Example."""
         call = Call(context)
-        inferred = await self._infer(request.model_spec, request.input, CLASSIFY, call)
+        [inferred] = await self._infer([(request.model_spec, CLASSIFY)], request.input, call)
         self._count(inferred, request.input)
         return classification_pb2.ClassificationResponse(
             result=inferred.classification_result, model_spec=inferred.model_spec
@@ -63,7 +65,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
     async def Regress(self, request: Any, context: Any) -> Any:
         """One value for each tf.Example."""
         call = Call(context)
-        inferred = await self._infer(request.model_spec, request.input, REGRESS, call)
+        [inferred] = await self._infer([(request.model_spec, REGRESS)], request.input, call)
         self._count(inferred, request.input)
         return regression_pb2.RegressionResponse(
             result=inferred.regression_result, model_spec=inferred.model_spec
@@ -79,53 +81,40 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
                 raise InvalidRequestError(
                     f"tasks: expected method {CLASSIFY} or {REGRESS}, received {task.method_name!r}"
                 )
-        response = inference_pb2.MultiInferenceResponse()
-        call.check("before the request was read")
-        with ExitStack() as held:
-            # All are held before the first run, so that no version is replaced between the tasks.
-            rankers: dict[Any, RankerVersion] = {}
-            specs = [read_tf_model_spec(task.model_spec) for task in request.tasks]
-            for spec in dict.fromkeys(specs):
-                rankers[spec] = held.enter_context(self._models.use(*spec))
-            for spec, task in zip(specs, request.tasks, strict=True):
-                inferred = await self._infer_with(
-                    rankers[spec],
-                    task.model_spec,
-                    request.input,
-                    task.method_name,
-                    call,
-                    len(request.tasks),
-                )
-                response.results.append(inferred)
-        self._count(inferred, request.input)
-        return response
+        tasks = [(task.model_spec, task.method_name) for task in request.tasks]
+        results = await self._infer(tasks, request.input, call)
+        self._count(results[-1], request.input)
+        return inference_pb2.MultiInferenceResponse(results=results)
 
     def _count(self, inferred: Any, given: Any) -> None:
         """Count the tf.Examples of an Input: once, however many tasks ran over them."""
         examples = getattr(given, given.WhichOneof("kind")).examples
         self._metrics.inferred(inferred.model_spec.name, len(examples))
 
-    async def _infer(self, spec: Any, given: Any, method: str, call: Call) -> Any:
-        """The InferenceResult of a call's only task; arguments as of `_infer_with`."""
-        call.check("before the request was read")
-        with self._models.use(*read_tf_model_spec(spec)) as ranker:
-            return await self._infer_with(ranker, spec, given, method, call, 1)
-
-    async def _infer_with(
-        self, ranker: RankerVersion, spec: Any, given: Any, method: str, call: Call, tasks: int
-    ) -> Any:
-        """The InferenceResult of one task over tf.Examples, once there is a slot for its run.
+    async def _infer(self, tasks: Sequence[tuple[Any, str]], given: Any, call: Call) -> list[Any]:
+        """The InferenceResult of each task over tf.Examples, each once there is a slot for its run.
 
         Args:
-            ranker: the version, which the caller holds.
-            spec: names the signature.
+            tasks: of the call, each what names its model and signature, and `CLASSIFY` or
+                `REGRESS`. The limit of rows is for all of them together.
             given: the request's Input.
-            method: `CLASSIFY` or `REGRESS`.
             call: whose deadline counts.
-            tasks: how many tasks the call has; the limit of rows is for all of them together.
         """
-        async with ranker.run_slots.hold(call):
-            return await self._threads.run(_result, ranker, spec, given, method, tasks)
+        call.check("before the request was read")
+        results = []
+        with ExitStack() as held:
+            # All are held before the first run, so that no version is replaced between the tasks.
+            named = [read_tf_model_spec(spec) for spec, _ in tasks]
+            rankers: dict[Any, RankerVersion] = {}
+            for one in dict.fromkeys(named):
+                rankers[one] = held.enter_context(self._models.use(*one))
+            for one, (spec, method) in zip(named, tasks, strict=True):
+                ranker = rankers[one]
+                async with ranker.run_slots.hold(call):
+                    results.append(
+                        await self._threads.run(_result, ranker, spec, given, method, len(tasks))
+                    )
+        return results
 
 
 def _result(ranker: RankerVersion, spec: Any, given: Any, method: str, tasks: int) -> Any:
@@ -141,8 +130,7 @@ def _result(ranker: RankerVersion, spec: Any, given: Any, method: str, tasks: in
     say(signature=name)
     (key,) = signature.inputs
     outputs = signature({key: _serialised(given, tasks, ranker.max_rows)})
-    scores = {name: one for name, one in outputs.items() if name in (CLASSIFIED, REGRESSED)}
-    refuse_overflow(scores, what="example")
+    refuse_overflow(scores_of(outputs, ranker.contract), what="example")
     result = inference_pb2.InferenceResult()
     if method == CLASSIFY:
         result.classification_result.CopyFrom(_classifications(outputs))

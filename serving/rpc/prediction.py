@@ -66,7 +66,7 @@ class Prediction:
                     slow, _read, request.inputs, signature, ranker
                 )
             outputs = await ranker.batchers[name].run(inputs, rows, call)
-        refuse_overflow(_scores(outputs, ranker.contract), what="row")
+        refuse_overflow(scores_of(outputs, ranker.contract), what="row")
         response = predict_pb2.PredictResponse()
         response.model_spec.name = ranker.model
         response.model_spec.version.value = ranker.number
@@ -109,7 +109,7 @@ def _run(tensors: Any, signature: Signature, ranker: RankerVersion) -> Arrays:
     return signature(_check_features(inputs, ranker.contract))
 
 
-def _scores(outputs: Arrays, contract: Contract) -> Arrays:
+def scores_of(outputs: Arrays, contract: Contract) -> Arrays:
     """The outputs that are scores: of the tasks, combined, and of `classify` and `regress`."""
     names = {*contract.tasks, SCORE, CLASSIFIED, REGRESSED}
     return {name: one for name, one in outputs.items() if name in names}
@@ -218,11 +218,14 @@ def _check_features(inputs: Arrays, contract: Contract) -> Arrays:
     for name in lists:
         _check_lengths(name, inputs)
     for name in lists:
+        empty = _empty_entries(inputs[name], inputs[name + LENGTH])
         # As sent: to drop values, or to cut lists to their last ones, would hide that they differ.
         for other in contract.entries_of(name).values():
             if other + LENGTH in inputs:
-                _check_entries(name, other, inputs)
-        _drop_empty(name, contract.features[name], checked)
+                _check_entries(name, other, inputs, empty)
+        feature: Any = contract.features[name]
+        if feature.entry is None and empty.any():  # else it stands in a history entry's place
+            _drop_empty(name, checked, empty)
     for name in inputs:
         if name in lists:
             _cut_list(name, contract.features[name], checked)
@@ -271,23 +274,25 @@ def _check_lengths(name: str, inputs: Arrays) -> None:
         )
 
 
-def _drop_empty(name: str, feature: Any, inputs: Arrays) -> None:
-    """Leave out the empty texts of lists, but those that stand in a history entry's place."""
+def _drop_empty(name: str, inputs: Arrays, empty: np.ndarray) -> None:
+    """Leave out the empty texts of lists; `empty` (N, L) says which values they are."""
     values, lengths = inputs[name], inputs[name + LENGTH]
-    if feature.entry is not None:
-        return
-    empty = _empty_entries(values, lengths)
-    if not empty.any():
-        return
     kept = _inside(values, lengths) & ~empty
     order = np.argsort(~kept, axis=1, kind="stable")
     inputs[name] = np.take_along_axis(values, order, axis=1)
     inputs[name + LENGTH] = kept.sum(axis=1, dtype=lengths.dtype)
 
 
-def _check_entries(name: str, other: str, inputs: Arrays) -> None:
-    """What is sent of a history's entries must have a value for each, or none; as in Rank."""
-    values, expected, received = inputs[name], inputs[name + LENGTH], inputs[other + LENGTH]
+def _check_entries(name: str, other: str, inputs: Arrays, empty: np.ndarray) -> None:
+    """What is sent of a history's entries must have a value for each, or none; as in Rank.
+
+    Args:
+        name: of the history.
+        other: of the list that describes its entries.
+        inputs: as they were sent.
+        empty: (N, L) which of the history's values are empty texts.
+    """
+    expected, received = inputs[name + LENGTH], inputs[other + LENGTH]
     if len(received) != len(expected):
         raise InvalidRequestError(
             f"input {other!r}: expected {len(expected)} rows as in {name!r}, received "
@@ -300,9 +305,9 @@ def _check_entries(name: str, other: str, inputs: Arrays) -> None:
             f"input {other!r}: expected {expected[row]} values, one for each entry of {name!r}, "
             f"received {received[row]} in row {row}"
         )
-    empty = _empty_entries(values, expected) & (received != 0)[:, None]
-    if empty.any():
-        row, place = (int(at) for at in np.argwhere(empty)[0])
+    described = empty & (received != 0)[:, None]
+    if described.any():
+        row, place = (int(at) for at in np.argwhere(described)[0])
         raise InvalidRequestError(
             f"input {name!r}: value {place + 1} of row {row} is an empty text, and {other!r} "
             "describes its entries; leave the entry out of both"

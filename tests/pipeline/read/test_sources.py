@@ -327,6 +327,16 @@ def test_json_lists_beside_texts_are_texts_with_their_separator(tmp_path, above)
         assert chunk.frame[name].to_list() == [first, None, "e,f|g", "h", ""]
 
 
+def test_a_name_in_an_object_has_its_own_separator(tmp_path):
+    lines = [f'{{"note": {one}, "page": {{"note": {one}}}}}' for one in ('["a", "b"]', '"c"')]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
+    (shard,) = expand(tmp_path, ("log.jsonl",))
+    names = ["note", "page.note"]
+    for separators, inner in (({"page.note": ";", "note": ","}, "a;b"), ({"note": ","}, "a|b")):
+        (chunk,) = read(shard, JSON, names, separators=separators)
+        assert chunk.frame.rows() == [("a,b", inner), ("c", "c")]
+
+
 def test_lists_under_one_name_and_texts_under_an_earlier_one(tmp_path):
     lines = ['{"note": ["a|b", "c"]}', '{"old": "x,y"}', '{"note": "", "old": "z"}']
     rename = {"note": ("old",)}
