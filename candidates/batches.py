@@ -8,6 +8,7 @@ from multigate.candidates.keras2 import tf
 from multigate.candidates.pairs import Catalogue, Pairs
 from multigate.configs.contract import Contract
 from multigate.configs.sections.candidates import CandidatesConfig
+from multigate.model.data.ahead import prefetched
 from multigate.model.data.unknown_ids import bounded, unknown_shares
 
 
@@ -57,7 +58,7 @@ class Batches:
             drawn = tf.random.stateless_uniform((self._items,), seed=tf.stack([seed, step]))
             return found | {"hidden_users": users, "hidden_items": drawn < self._hidden.items}
 
-        return index.enumerate().map(gather).prefetch(4)
+        return prefetched(index.enumerate().map(gather))
 
 
 def hidden_shares(contract: Contract, config: CandidatesConfig, held_out: Pairs) -> Hidden:

@@ -26,7 +26,7 @@ from multigate.configs.sections.model import TrainConfig
 from multigate.configs.statistics import Statistics
 from multigate.model import backend
 from multigate.model.backend.workers import Workers
-from multigate.model.data.ahead import DEPTH, ahead
+from multigate.model.data.ahead import DEPTH, ahead, prefetched
 from multigate.model.data.examples import Examples, Lesson, RowGroup, Split, concatenate, targets
 
 Arrays = Any
@@ -121,11 +121,10 @@ class MemoryFeed:
             order, size = self._shared(order)
         rows = tf.constant(order)
         # By step, not by row: a worker must also do a step if it has no rows of the last batch.
-        return (
+        return prefetched(
             tf.data.Dataset.range(self.steps - skip)
             .map(lambda step: rows[step * size : (step + 1) * size])
             .map(lambda index: tf.nest.map_structure(lambda a: tf.gather(a, index), arrays))
-            .prefetch(4)
         )
 
     def teach(self, lessons: Mapping[str, Lesson]) -> None:
@@ -210,12 +209,10 @@ class StreamFeed:
             return numbers.map(lambda n: tf.nest.map_structure(lambda a: a[n], chunk))
 
         # Python hands over whole chunks: a call costs as much for one batch as for a thousand.
-        return (
+        return prefetched(
             tf.data.Dataset.from_generator(
                 lambda: self._chunks(number, skip), output_signature=self._signature
-            )
-            .flat_map(cut)
-            .prefetch(4)
+            ).flat_map(cut)
         )
 
     def teach(self, lessons: Mapping[str, Lesson]) -> None:

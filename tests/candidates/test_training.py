@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from multigate.candidates.batches import hidden_shares
+from multigate.candidates.batches import Batches, Hidden, hidden_shares
 from multigate.candidates.pairs import (
     catalogue,
     catalogue_of_splits,
@@ -215,3 +215,12 @@ def test_the_task_of_the_pairs(trained):
     wrong = trained.config.candidates.model_copy(update={"positives": "dwell"})
     with pytest.raises(ConfigError, match=r"candidates.positives: expected one of .*'dwell'"):
         positive_task(trained.config.model_copy(update={"candidates": wrong}))
+
+
+def test_the_end_of_an_epoch_does_not_wait_for_tuning(trained):
+    model, config, _ = load(trained.checkpoint)
+    pairs = read_pairs(trained.examples, "test", model.encoder, positive_task(config))
+    items = catalogue_of_splits(trained.examples, model.encoder, SPLITS)
+    batches = Batches(pairs, items, model.config, Hidden(0.0, 0.0))
+    # See `model.data.ahead.prefetched`.
+    assert batches.epoch(1).options().autotune.enabled is False
