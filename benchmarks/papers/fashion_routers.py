@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import numpy as np
 from inference_modes import OWN, K, routed_by
-from multi_mnist import BATCH, MultiTask, read_images
+from multi_mnist import AT_ONCE, BATCH, MultiTask, fit, read_images
 from rows import RESULTS, Row, Rows, cell, replace_table
 
 EXPERTS, SIZE = 8, 28
@@ -102,15 +102,7 @@ def measure(run: Row, folder: Path) -> Row:
     keras.utils.set_random_seed(run["seed"])
     model = MultiTask(EXPERTS, gate, run["seed"], tasks="1", size=SIZE)
     model.compile(optimizer=keras.optimizers.Adam(RATE), loss=mean_loss)
-    history = model.fit(
-        *splits["train"],
-        batch_size=BATCH,
-        epochs=EPOCHS,
-        validation_data=splits["validation"],
-        validation_batch_size=2000,
-        callbacks=[keras.callbacks.EarlyStopping(patience=PATIENCE, restore_best_weights=True)],
-        verbose=0,
-    ).history
+    val_losses = fit(model, splits, BATCH, EPOCHS, PATIENCE)
     router = model.mixture.gates[0]
     found: Row = {}
     for mode in ("dense", "sparse"):
@@ -119,8 +111,8 @@ def measure(run: Row, folder: Path) -> Row:
         router.route = routed_by(router, "dense" if mode == "dense" else cut, run["k"] or K)
         scores = np.concatenate(
             [
-                keras.ops.convert_to_numpy(model(splits["test"][0][start : start + 2000]))
-                for start in range(0, len(splits["test"][1]), 2000)
+                keras.ops.convert_to_numpy(model(splits["test"][0][start : start + AT_ONCE]))
+                for start in range(0, len(splits["test"][1]), AT_ONCE)
             ]
         )
         losses = keras.ops.convert_to_numpy(each_loss(splits["test"][1], scores))
@@ -129,7 +121,7 @@ def measure(run: Row, folder: Path) -> Row:
             "accuracy": float((scores[:, 0].argmax(axis=1) == splits["test"][1]).mean()),
             "quantiles": [round(float(part), 5) for part in quantiles(losses)],
         }
-    validation = [round(float(loss), 5) for loss in history["val_loss"]]
+    validation = [round(loss, 5) for loss in val_losses]
     return found | {
         "val_losses": validation,
         "best_epoch": int(np.argmin(validation)) + 1,

@@ -22,6 +22,7 @@ import numpy as np
 from rows import Row, Rows, cell, replace_table
 
 from multigate.model import gates
+from multigate.model.data.ahead import prefetched
 from multigate.model.gates.parts.base import derive_seed
 from multigate.model.moe.mixture import Mixture
 from multigate.model.ranker.loss import regularisation
@@ -45,6 +46,8 @@ WITHOUT_K = {"softmax", "gumbel_softmax"}
 FIRST = ("moesart", "topk", "softmax", "dselect_k", "shared_bottom")
 KEY = ("set", "model", "seed", "rows")
 SIZE, SHIFT, CLASSES, BATCH = 36, 4, 10, 512
+AT_ONCE = 2000
+"""Rows of a batch where nothing is trained."""
 
 # Test loss x 100, accuracies of the two tasks in percent: MOESART, tables 1 and S4.
 PUBLISHED = {
@@ -197,6 +200,47 @@ def data(folder: Path, rows: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     }
 
 
+def fit(
+    model: keras.Model,
+    splits: dict[str, tuple[np.ndarray, np.ndarray]],
+    size: int,
+    epochs: int,
+    patience: int,
+) -> list[float]:
+    """Train with early stopping, and keep the weights of the lowest validation loss.
+
+    Args:
+        model: compiled.
+        splits: images and labels, `train` and `validation`.
+        size: of a batch.
+        epochs: at most.
+        patience: epochs without a lower loss.
+
+    Returns:
+        The validation loss of each epoch.
+    """
+    train, held_out = splits["train"], splits["validation"]
+    given: dict[str, Any] = {"x": train[0], "y": train[1], "batch_size": size}
+    given |= {"validation_data": held_out, "validation_batch_size": AT_ONCE}
+    if keras.backend.backend() == "tensorflow":
+        # Not the dataset that Keras makes of arrays: each epoch's end would wait for its tuning.
+        given = {"x": batches(*train, size, shuffled=True), "shuffle": False}
+        given |= {"validation_data": batches(*held_out, AT_ONCE)}
+    stopping = keras.callbacks.EarlyStopping(patience=patience, restore_best_weights=True)
+    fitted = model.fit(**given, epochs=epochs, callbacks=[stopping], verbose=0)
+    return [float(loss) for loss in fitted.history["val_loss"]]
+
+
+def batches(x: np.ndarray, y: np.ndarray, size: int, shuffled: bool = False) -> Any:
+    """A `tf.data.Dataset` of batches; shuffled anew for each epoch, by Keras's seed."""
+    import tensorflow as tf
+
+    held = tf.constant(x), tf.constant(y)
+    rows = tf.data.Dataset.range(len(x))
+    rows = rows.shuffle(len(x)) if shuffled else rows
+    return prefetched(rows.batch(size).map(lambda i: tuple(tf.gather(each, i) for each in held)))
+
+
 def measure(run: Row, folder: Path, epochs: int) -> Row:
     """Train with early stopping on the validation loss, and measure on the test split."""
     started = time.perf_counter()
@@ -217,25 +261,16 @@ def measure(run: Row, folder: Path, epochs: int) -> Row:
         return keras.ops.mean(parts, axis=-1)  # the tasks weigh the same, 0.5 each
 
     model.compile(optimizer=keras.optimizers.Adam(1e-3), loss=loss)
-    history = model.fit(
-        *splits["train"],
-        batch_size=BATCH,
-        epochs=epochs,
-        validation_data=splits["validation"],
-        validation_batch_size=2000,
-        callbacks=[keras.callbacks.EarlyStopping(patience=5, restore_best_weights=True)],
-        verbose=2,
-    )
+    val_losses = fit(model, splits, BATCH, epochs, patience=5)
     x, y = splits["test"]
     logits, used, union = [], [], []
-    for start in range(0, len(x), 2000):
-        z, per_task, all_tasks = model.experts_used(x[start : start + 2000])
+    for start in range(0, len(x), AT_ONCE):
+        z, per_task, all_tasks = model.experts_used(x[start : start + AT_ONCE])
         logits.append(keras.ops.convert_to_numpy(z))
         used.append([float(keras.ops.mean(value)) for value in per_task])
         union.append(float(all_tasks))
     scores = np.concatenate(logits)
     right = (scores.argmax(axis=2) == y).mean(axis=0)
-    val_losses = history.history["val_loss"]
     return {
         "loss": float(np.mean(keras.ops.convert_to_numpy(loss(y, scores)))),
         "accuracy": [float(value) for value in right],
