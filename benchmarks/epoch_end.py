@@ -1,7 +1,7 @@
 """What `tf.data`'s tuning costs: trainings with it and without it, in turns.
 
-    tuned    datasets as TensorFlow makes them: its tuning thread looks again after twice the time
-             of its last look, at most a minute, and the end of an epoch waits for it
+    tuned    datasets as TensorFlow makes them: its tuning thread looks at the times T, 2 T, 4 T,
+             ... and the end of an epoch waits for its next look, at most a minute
     ours     `model.data.ahead.prefetched`, which tunes nothing
 
 The rest is what a training takes beyond the steps of its epochs: start, validation, diagnosis, and

@@ -34,8 +34,8 @@ def prefetched(batches: Any, depth: int = 2 * DEPTH) -> Any:
     """A `tf.data.Dataset` with the same batches; its thread makes the next ones meanwhile.
 
     `tf.data` tunes nothing here: the sizes are fixed.  Its tuning thread would make the end of an
-    epoch wait for its next look, which comes after twice the time of the last, up to a minute
-    later: so an epoch of 45 seconds took 80 on one core.
+    epoch wait.  It looks at the times T, 2 T, 4 T, ... and the end waits for its next look, at most
+    a minute: with one core an epoch of 45 seconds took 80.
 
     Args:
         batches: a `tf.data.Dataset`.
