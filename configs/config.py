@@ -288,13 +288,24 @@ class Config(Frozen):
                         "such as 10m"
                     )
 
-    def _check_downsample(self) -> None:
-        """Refuse tasks for which every impression is positive: none could be left out."""
+    def downsampled_by(self) -> list[str]:
+        """The tasks whose positive labels keep an impression where others are left out."""
         downsample, tasks = self.pipeline.downsample, self.contract.tasks
         if downsample is None:
-            return
+            return []
         binary = [name for name, task in tasks.items() if task.type == "binary"]
-        for name in downsample.tasks or binary:
+        return [*downsample.tasks] or binary
+
+    def _check_downsample(self) -> None:
+        """Refuse tasks for which every impression is positive: none could be left out."""
+        tasks = self.contract.tasks
+        binary = [name for name, task in tasks.items() if task.type == "binary"]
+        if self.pipeline.downsample is not None and not binary:
+            raise contradiction(
+                "pipeline.downsample: expected a binary task, whose labels of 1 say which "
+                "impressions to keep; received none: leave it out"
+            )
+        for name in self.downsampled_by():
             if name not in binary:
                 raise contradiction(
                     f"pipeline.downsample.tasks: expected one of {', '.join(binary)}, received "

@@ -210,10 +210,9 @@ def _positive(config: Config, still_open: dict[str, pl.Expr]) -> list[pl.Expr]:
     A label that an earlier run holds counts, so that runs agree on the rows that they keep: a click
     that closed yesterday keeps the like that closes today.
     """
-    downsample, tasks = config.pipeline.downsample, config.contract.tasks
-    if downsample is None:
+    names = config.downsampled_by()
+    if not names:
         return []
-    names = downsample.tasks or [name for name, task in tasks.items() if task.type == "binary"]
     ones = [((pl.col(LABEL + n) == 1) & ~still_open[n]).fill_null(False) for n in names]
     return [pl.any_horizontal(ones).alias(POSITIVE)]
 

@@ -14,7 +14,12 @@ from multigate.configs.sections.nearest import did_you_mean, listed
 from multigate.configs.storage import Place
 from multigate.features import Timeline
 from multigate.pipeline.compute.encoders import encode
-from multigate.pipeline.core.columns import encoded_features, id_type, table_features
+from multigate.pipeline.core.columns import (
+    encoded_features,
+    id_type,
+    missing_or_needed,
+    table_features,
+)
 from multigate.pipeline.read import drift, erasure, inputs
 from multigate.pipeline.read.derive import derive, filled
 from multigate.pipeline.read.parse import Parsed, parse_feature, parse_id, parse_time
@@ -150,9 +155,8 @@ def _wanted(config: Config, source: str) -> list[str]:
 
 def _optional(config: Config, source: str) -> set[str]:
     """The columns that some files may lack: those of features that may be missing."""
-    table, features = getattr(config.pipeline, source), table_features(config, source)
-    allowing = {f.column or n for n, f in features.items() if f.missing != "error"}
-    needed = {f.column or n for n, f in features.items() if f.missing == "error"}
+    table = getattr(config.pipeline, source)
+    allowing, needed = missing_or_needed(table_features(config, source))
     needed |= {table.key} if table.time is None else {table.key, table.time}
     optional: set[str] = table.sources(allowing) - table.sources(needed)
     return optional

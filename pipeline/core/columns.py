@@ -1,5 +1,7 @@
 """Names and types of the tables inside the job, and which columns of the files they need."""
 
+from collections.abc import Mapping
+
 import polars as pl
 import pyarrow as pa
 
@@ -44,6 +46,14 @@ def table_features(config: Config, source: str) -> dict[str, Feature]:
     """The features that the side table `source` (`users` or `items`) holds."""
     features = config.contract.features
     return {name: feature for name, feature in features.items() if feature.source == source}
+
+
+def missing_or_needed(features: Mapping[str, Feature]) -> tuple[set[str], set[str]]:
+    """Columns of features that may be missing, and of features that may not."""
+    columns = {True: set[str](), False: set[str]()}
+    for name, feature in features.items():
+        columns[feature.missing != "error"].add(feature.column or name)
+    return columns[True], columns[False]
 
 
 def encoded_features(config: Config, source: str) -> dict[str, Feature]:

@@ -25,7 +25,12 @@ from multigate.configs.sections.log import (
     OrcFormat,
     ParquetFormat,
 )
-from multigate.pipeline.core.columns import known_columns, log_features, number_columns
+from multigate.pipeline.core.columns import (
+    known_columns,
+    log_features,
+    missing_or_needed,
+    number_columns,
+)
 from multigate.pipeline.core.facts import ShardFacts
 from multigate.pipeline.read.json_lines import as_text
 
@@ -151,9 +156,8 @@ def optional_columns(config: Config, feedback: bool) -> set[str]:
     """The log's columns that files may lack: only features read them, and these may be missing."""
     if feedback:
         return set()
-    log, features = config.pipeline.log, log_features(config)
-    allowing = {f.column or n for n, f in features.items() if f.missing != "error"}
-    needed = {f.column or n for n, f in features.items() if f.missing == "error"}
+    log = config.pipeline.log
+    allowing, needed = missing_or_needed(log_features(config))
     needed |= {name for name in log.columns.model_dump().values() if name is not None}
     needed |= {*number_columns(config), *known_columns(config)}
     return sources(log.derive, allowing) - sources(log.derive, needed)

@@ -99,6 +99,14 @@ def test_tasks_that_tell_nothing_apart_are_refused(tasks, message, event_config)
     assert event_config(**{"pipeline.downsample": {"keep": 0.5, "tasks": ["like"]}})
 
 
+def test_downsampling_without_a_binary_task_is_refused(impression_config):
+    changes = {"contract.tasks.click": None, "contract.tasks.stars.when": None}
+    for tasks in ([], ["stars"]):
+        with pytest.raises(ConfigError, match=r"pipeline.downsample: expected a binary task"):
+            impression_config(**changes, **{"pipeline.downsample": {"keep": 0.5, "tasks": tasks}})
+    assert impression_config(**changes)
+
+
 def test_a_click_of_yesterday_keeps_the_like_that_closes_today(
     event_config, read_examples, tmp_path
 ):
