@@ -48,6 +48,7 @@ GATES: dict[str, dict[str, Any]] = {
     "topk": {"name": "topk"},
     "topk of each group": {"name": "topk", "shared_gate": "group"},
     "topk of all tasks": {"name": "topk", "shared_gate": "all"},
+    "switch": {"name": "switch"},
     "moesart": {"name": "moesart"},
     "dselect_k": {"name": "dselect_k", "entropy_weight": 0.01},
     "dselect_k static": {"name": "dselect_k", "static": True, "entropy_weight": 0.01},

@@ -38,7 +38,7 @@ GATES: dict[str, dict[str, Any]] = {
     "sampled": {},
     "gumbel_softmax": {"sparsity_weight": 0.001},
     "hierarchical": {
-        "primary": {"name": "topk", "num_selected": 1},
+        "primary": {"name": "switch", "num_selected": 1},
         "secondary": {"name": "topk", "num_selected": 2},
         "num_groups": 4,
     },

@@ -6,13 +6,17 @@ starts from a checkpoint is excepted, because it may need no second epoch.
 Tasks disagree: at the kept epoch the quality of a task that the loss weighs (`training.validation`)
 is below that of its own best epoch by more than `_GAP`, and by more than one standard error of it.
 
+A gate does not learn: with one expert chosen, the weight of a Top-k gate is always 1.
+
 Pairs of ids lost their weights: their features have grown since the checkpoint to start from.  Or
 they never had any: pairs of features that `model.wide.pairs` names do not fit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from multigate.configs.config import Config
+from multigate.configs.sections.gates import Hierarchical
 from multigate.model.checkpoints import history
 from multigate.model.checkpoints.history import Epoch
 from multigate.model.ranker.wide import Crosses
@@ -20,6 +24,8 @@ from multigate.model.training import validation
 from multigate.model.training.warm_start import Started
 
 _GAP = 0.01
+ALWAYS_ONE = ("topk", "noisy_topk")
+"""Gates whose k weights sum to 1; with k = 1 the loss gives them no gradient."""
 
 
 def warnings(
@@ -38,6 +44,10 @@ def warnings(
     """
     kept = history.kept(epochs)
     found = _left_out(crosses or {}, config)
+    model = config.model
+    gates = {"model.gate": model.gate} | {f"model.gates.{n}": g for n, g in model.gates.items()}
+    for where, gate in gates.items():
+        found += _untaught(where, gate, model.experts.count + model.experts.own)
     found += [] if started is None else _lost_pairs(started, config)
     if kept["epoch"] == 1 and len(epochs) > 1 and started is None:
         values = [f"{history.monitored(epoch):.4f}" for epoch in epochs]
@@ -66,6 +76,19 @@ def warnings(
             "to the task that matters most"
         )
     return found
+
+
+def _untaught(where: str, gate: Any, experts: int) -> Iterator[str]:
+    """A warning for a gate, or a level of it, that the loss does not teach what to choose."""
+    if isinstance(gate, Hierarchical):
+        yield from _untaught(f"{where}.primary", gate.primary, gate.num_groups)
+        yield from _untaught(f"{where}.secondary", gate.secondary, experts // gate.num_groups)
+    elif gate.name in ALWAYS_ONE and gate.num_selected == 1 < experts:
+        yield (
+            f"{where} does not learn which expert to take: with num_selected: 1 the weight of "
+            f"{gate.name} is always 1, so the loss gives it no gradient. Set num_selected: 2, or "
+            "name: switch, whose weight is the expert's probability"
+        )
 
 
 def _left_out(crosses: Crosses, config: Config) -> list[str]:

@@ -3,10 +3,15 @@
 import math
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
+from multigate.jobs.tune import with_settings
+from multigate.model import gates
 from multigate.model.checkpoints import history
-from multigate.model.training.advice import warnings
+from multigate.model.training.advice import ALWAYS_ONE, warnings
 
 STARTED: Any = {"checkpoint": "yesterday", "tables": {}, "pairs_gone": {}}
 
@@ -135,3 +140,51 @@ def test_pairs_that_lost_their_weights_are_warned_of(tiny: Any) -> None:
         "1,200 pairs of city * genre lost the weights that yesterday has of them: their features "
         f"have outgrown model.wide.crosses (now {limit:,}). Raise it to keep them"
     )
+
+
+@pytest.mark.parametrize(
+    ("gate", "where"),
+    [
+        ({"name": "topk", "num_selected": 1}, "model.gate"),
+        ({"name": "topk", "num_selected": 2}, None),
+        ({"name": "switch", "num_selected": 1}, None),
+        (
+            {
+                "name": "hierarchical",
+                "num_groups": 2,
+                "primary": {"name": "noisy_topk", "num_selected": 1},
+                "secondary": {"name": "topk", "num_selected": 2},
+            },
+            "model.gate.primary",
+        ),
+    ],
+)
+def test_a_gate_that_does_not_learn_is_warned_of(
+    tiny: Any, gate: dict[str, Any], where: str | None
+) -> None:
+    config = with_settings(tiny.config, {"model.gate": gate, "model.experts.count": 4}, "test")
+    found = warnings(epochs(click=[0.6, 0.7]), config, None)
+    said = [warning.partition(" does not learn")[0] for warning in found]
+    assert said == ([] if where is None else [where])
+    alone = {"name": "topk", "num_selected": 1}
+    single = with_settings(tiny.config, {"model.gate": alone, "model.experts.count": 1}, "test")
+    assert warnings(epochs(click=[0.6, 0.7]), single, None) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["topk", "noisy_topk", "switch", "vmoe", "xmoe", "dselect_k", "comet", "softmax_selector"],
+)
+def test_gates_that_choose_one_expert_learn_but_for_those_that_are_warned_of(name: str) -> None:
+    keras.utils.set_random_seed(0)
+    gate = gates.make(name, 4, 1, seed=0)
+    rng = np.random.default_rng(0)
+    x, outputs = (rng.normal(size=(64, 4)).astype("float32") for _ in range(2))
+    gate(x, training=False)
+    for variable in gate.trainable_variables:  # away from a start at 0, where some are flat
+        variable.assign_add(rng.normal(scale=0.3, size=variable.shape).astype("float32"))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(gate(x, training=True).weights * outputs)
+    found = tape.gradient(loss, gate.trainable_variables)
+    learns = any(one is not None and np.abs(one).max() > 1e-6 for one in found)
+    assert learns == (name not in ALWAYS_ONE)
