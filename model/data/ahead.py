@@ -33,9 +33,9 @@ def ahead(batches: Generator[T, None, None], depth: int = DEPTH) -> Iterator[T]:
 def prefetched(batches: Any, depth: int = 2 * DEPTH) -> Any:
     """A `tf.data.Dataset` with the same batches; its thread makes the next ones meanwhile.
 
-    `tf.data` tunes nothing here: the sizes are fixed.  Its tuning thread would make the end of an
-    epoch wait.  It looks at the times T, 2 T, 4 T, ... and the end waits for its next look, at most
-    a minute: with one core an epoch of 45 seconds took 80.
+    `tf.data` tunes nothing here: the queue's size is fixed, and one thread gathers faster than a
+    model trains.  Its tuning thread would make the end of an epoch wait: it looks at the times T,
+    2 T, 4 T, ... and the end waits for its next look, at most a minute (docs/results/input.md).
 
     Args:
         batches: a `tf.data.Dataset`.

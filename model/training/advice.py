@@ -6,7 +6,8 @@ starts from a checkpoint is excepted, because it may need no second epoch.
 Tasks disagree: at the kept epoch the quality of a task that the loss weighs (`training.validation`)
 is below that of its own best epoch by more than `_GAP`, and by more than one standard error of it.
 
-A gate does not learn: with one expert chosen, the weight of a Top-k gate is always 1.
+A gate does not learn which expert suits a task: with one chosen, the weight of a Top-k gate is
+always 1.
 
 Pairs of ids lost their weights: their features have grown since the checkpoint to start from.  Or
 they never had any: pairs of features that `model.wide.pairs` names do not fit.
@@ -25,7 +26,7 @@ from multigate.model.training.warm_start import Started
 
 _GAP = 0.01
 ALWAYS_ONE = ("topk", "noisy_topk")
-"""Gates whose k weights sum to 1; with k = 1 the loss gives them no gradient."""
+"""Gates whose k weights sum to 1: with k = 1 the tasks' losses give them no gradient."""
 
 
 def warnings(
@@ -44,10 +45,7 @@ def warnings(
     """
     kept = history.kept(epochs)
     found = _left_out(crosses or {}, config)
-    model = config.model
-    gates = {"model.gate": model.gate} | {f"model.gates.{n}": g for n, g in model.gates.items()}
-    for where, gate in gates.items():
-        found += _untaught(where, gate, model.experts.count + model.experts.own)
+    found += beforehand(config)
     found += [] if started is None else _lost_pairs(started, config)
     if kept["epoch"] == 1 and len(epochs) > 1 and started is None:
         values = [f"{history.monitored(epoch):.4f}" for epoch in epochs]
@@ -78,16 +76,29 @@ def warnings(
     return found
 
 
+def beforehand(config: Config) -> list[str]:
+    """Warnings that the configuration alone gives, for the start of a training."""
+    model, found = config.model, list[str]()
+    for name in sorted(set(model.gate_names(config.contract.tasks).values())):
+        where = f"model.gates.{name}" if name in model.gates else "model.gate"
+        gate = model.gates.get(name, model.gate)
+        found += _untaught(where, gate, model.experts.count + model.experts.own)
+    return list(dict.fromkeys(found))  # tasks without a gate of their own have one in common
+
+
 def _untaught(where: str, gate: Any, experts: int) -> Iterator[str]:
-    """A warning for a gate, or a level of it, that the loss does not teach what to choose."""
+    """A warning for a gate, or a level of it, that the tasks do not teach what to choose."""
     if isinstance(gate, Hierarchical):
         yield from _untaught(f"{where}.primary", gate.primary, gate.num_groups)
         yield from _untaught(f"{where}.secondary", gate.secondary, experts // gate.num_groups)
     elif gate.name in ALWAYS_ONE and gate.num_selected == 1 < experts:
+        static = getattr(gate, "static", False)
+        other = "{name: dselect_k, num_selected: 1, static: true}"
         yield (
-            f"{where} does not learn which expert to take: with num_selected: 1 the weight of "
-            f"{gate.name} is always 1, so the loss gives it no gradient. Set num_selected: 2, or "
-            "name: switch, whose weight is the expert's probability"
+            f"{where} does not learn which expert suits a task: with num_selected: 1 the weight "
+            f"of {gate.name} is always 1, so the tasks' losses give it no gradient. Set "
+            "num_selected: 2, or take "
+            f"{other if static else '{name: switch, num_selected: 1}'} instead"
         )
 
 

@@ -154,6 +154,7 @@ class TrainingLoop:
         for epoch in state.history:
             epoch_record.log_epoch(logs, epoch)
         with self.display:
+            self.display.warn(advice.beforehand(self.config))
             if options.monitor not in MONITORS and not state.history:
                 self._monitor(self._validate())
             while state.epoch <= options.epochs and not self._stopped_improving():

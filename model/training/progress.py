@@ -41,6 +41,12 @@ class Display:
         if self._shown and not progress.quiet():
             progress.console().print(text, markup=False)
 
+    def warn(self, warnings: Sequence[str]) -> None:
+        """Print warnings, a line each, even if no progress is shown."""
+        for warning in warnings if self._shown else ():
+            text = f"warning: {warning}"
+            progress.console().print(text, style="bold yellow", markup=False)
+
     def begin_epoch(self, epoch: int) -> None:
         """Start the bar of an epoch, counted from 1."""
         self.bar.begin(f"epoch {epoch}/{self._epochs}")
@@ -79,9 +85,7 @@ class Display:
         if lines := kept.get("lines"):
             each = ", ".join(f"{task} {saved:.0%}" for task, saved in lines.items())
             self.note(f"squared errors that straight lines of the numbers save: {each}")
-        for warning in warnings if self._shown else ():
-            text = f"warning: {warning}"
-            progress.console().print(text, style="bold yellow", markup=False)
+        self.warn(warnings)
 
     def end_factors(self, gains: Mapping[str, Mapping[str, float]]) -> None:
         """Print what factors of pairs of features save, by task that has some."""

@@ -7,11 +7,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import yaml
 
 from multigate.jobs.tune import with_settings
 from multigate.model import gates
 from multigate.model.checkpoints import history
-from multigate.model.training.advice import ALWAYS_ONE, warnings
+from multigate.model.training.advice import ALWAYS_ONE, beforehand, warnings
 
 STARTED: Any = {"checkpoint": "yesterday", "tables": {}, "pairs_gone": {}}
 
@@ -166,14 +167,38 @@ def test_a_gate_that_does_not_learn_is_warned_of(
     found = warnings(epochs(click=[0.6, 0.7]), config, None)
     said = [warning.partition(" does not learn")[0] for warning in found]
     assert said == ([] if where is None else [where])
+    # A gate that no task has is not warned of.
+    others = {task: {"name": "softmax"} for task in config.contract.tasks}
+    unused = with_settings(config, {"model.gates": others}, "test")
+    assert warnings(epochs(click=[0.6, 0.7]), unused, None) == []
     alone = {"name": "topk", "num_selected": 1}
     single = with_settings(tiny.config, {"model.gate": alone, "model.experts.count": 1}, "test")
     assert warnings(epochs(click=[0.6, 0.7]), single, None) == []
 
 
+def test_the_advice_about_a_gate_is_one_that_the_configuration_takes(tiny: Any) -> None:
+    for gate in ({"name": "topk"}, {"name": "topk", "static": True}, {"name": "noisy_topk"}):
+        changes = {"model.gate": gate | {"num_selected": 1}, "model.experts.count": 4}
+        (said,) = beforehand(with_settings(tiny.config, changes, "test"))
+        advised = yaml.safe_load(said.partition("or take ")[2].removesuffix(" instead"))
+        taken = with_settings(tiny.config, changes | {"model.gate": advised}, "test")
+        assert beforehand(taken) == []
+        assert getattr(taken.model.gate, "static", False) == gate.get("static", False)
+
+
 @pytest.mark.parametrize(
     "name",
-    ["topk", "noisy_topk", "switch", "vmoe", "xmoe", "dselect_k", "comet", "softmax_selector"],
+    [
+        "topk",
+        "noisy_topk",
+        "switch",
+        "vmoe",
+        "xmoe",
+        "dselect_k",
+        "comet",
+        "softmax_selector",
+        "expert_choice",
+    ],
 )
 def test_gates_that_choose_one_expert_learn_but_for_those_that_are_warned_of(name: str) -> None:
     keras.utils.set_random_seed(0)
