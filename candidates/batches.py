@@ -8,7 +8,6 @@ from multigate.candidates.keras2 import tf
 from multigate.candidates.pairs import Catalogue, Pairs
 from multigate.configs.contract import Contract
 from multigate.configs.sections.candidates import CandidatesConfig
-from multigate.model.data.ahead import prefetched
 from multigate.model.data.unknown_ids import bounded, unknown_shares
 
 
@@ -58,7 +57,11 @@ class Batches:
             drawn = tf.random.stateless_uniform((self._items,), seed=tf.stack([seed, step]))
             return found | {"hidden_users": users, "hidden_items": drawn < self._hidden.items}
 
-        return prefetched(index.enumerate().map(gather))
+        # As `model.data.ahead.prefetched`, which is not among the modules that both models share:
+        # the end of an epoch would wait for the thread that tunes.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return index.enumerate().map(gather).prefetch(4).with_options(options)
 
 
 def hidden_shares(contract: Contract, config: CandidatesConfig, held_out: Pairs) -> Hidden:

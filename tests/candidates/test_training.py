@@ -222,5 +222,5 @@ def test_the_end_of_an_epoch_does_not_wait_for_tuning(trained):
     pairs = read_pairs(trained.examples, "test", model.encoder, positive_task(config))
     items = catalogue_of_splits(trained.examples, model.encoder, SPLITS)
     batches = Batches(pairs, items, model.config, Hidden(0.0, 0.0))
-    # See `model.data.ahead.prefetched`.
+    # Else the thread that tunes sleeps for as long as the epoch took, and its end waits for it.
     assert batches.epoch(1).options().autotune.enabled is False
