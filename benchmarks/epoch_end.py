@@ -9,7 +9,7 @@ the wait.  Both keep the same weights, so their validation losses must be equal.
 
     python benchmarks/epoch_end.py --config movielens --examples EXAMPLES [--epochs 2] [--rounds 1]
 
-EXAMPLES is a folder that `multigate examples` wrote.  Takes some six epochs for each round.
+EXAMPLES is a folder that `multigate examples` wrote.  A round is two trainings.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import numpy as np
 
 from multigate.configs import load
 from multigate.configs.config import Config
-from multigate.configs.sections.base import parse
+from multigate.jobs.tune import with_settings
 from multigate.model.checkpoints.checkpoint import read_history
 from multigate.model.data import feeds
 from multigate.model.training.train import train
@@ -55,9 +55,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
-    values = load(arguments.config).model_dump(mode="json")
-    values["train"] |= {"epochs": arguments.epochs, "patience": arguments.epochs}
-    config = parse(Config, values, arguments.config)
+    lasts = {"train.epochs": arguments.epochs, "train.patience": arguments.epochs}
+    config = with_settings(load(arguments.config), lasts, "--epochs")
     found: dict[str, list[tuple[float, float, float]]] = {"tuned": [], "ours": []}
     for number in range(arguments.rounds):
         # The first training of the process has its imports and traces to pay: it is ours.

@@ -100,8 +100,7 @@ class Measured:
 
     def __init__(self, config: Config, examples: Path, work: Path) -> None:
         self.config, self.examples, self.work = config, examples, work
-        tasks = config.contract.tasks
-        self.binary = [name for name, task in tasks.items() if task.type == "binary"]
+        self.binary = config.contract.binary_tasks()
         self.reference = work / "reference"
         if not self.reference.exists():
             key = dict(zip(KEY, ("", SHARED_BOTTOM, 1, 1, 0), strict=True))

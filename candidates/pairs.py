@@ -61,7 +61,7 @@ def positive_task(config: Config) -> str:
         ConfigError: no such task, or it is not a binary one.
     """
     tasks = config.contract.tasks
-    binary = [name for name, task in tasks.items() if task.type == "binary"]
+    binary = config.contract.binary_tasks()
     named = config.candidates.positives
     if named is not None:
         if named not in binary:

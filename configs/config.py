@@ -290,16 +290,14 @@ class Config(Frozen):
 
     def downsampled_by(self) -> list[str]:
         """The tasks whose positive labels keep an impression where others are left out."""
-        downsample, tasks = self.pipeline.downsample, self.contract.tasks
+        downsample = self.pipeline.downsample
         if downsample is None:
             return []
-        binary = [name for name, task in tasks.items() if task.type == "binary"]
-        return [*downsample.tasks] or binary
+        return [*downsample.tasks] or self.contract.binary_tasks()
 
     def _check_downsample(self) -> None:
         """Refuse tasks for which every impression is positive: none could be left out."""
-        tasks = self.contract.tasks
-        binary = [name for name, task in tasks.items() if task.type == "binary"]
+        binary = self.contract.binary_tasks()
         if self.pipeline.downsample is not None and not binary:
             raise contradiction(
                 "pipeline.downsample: expected a binary task, whose labels of 1 say which "
@@ -311,7 +309,7 @@ class Config(Frozen):
                     f"pipeline.downsample.tasks: expected one of {', '.join(binary)}, received "
                     f"{name!r}"
                 )
-            if tasks[name].label.rule == "impression":
+            if self.contract.tasks[name].label.rule == "impression":
                 raise contradiction(
                     f"pipeline.downsample.tasks: every logged impression is positive for {name!r}; "
                     "name other tasks"

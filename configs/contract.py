@@ -415,6 +415,10 @@ class Contract(Frozen):
             visit(name)
         return order
 
+    def binary_tasks(self) -> list[str]:
+        """The tasks whose labels are 0 or 1, in the contract's order."""
+        return [name for name, task in self.tasks.items() if task.type == "binary"]
+
     def label_counters(self) -> dict[str, LabelCounter]:
         """The features that are computed from past labels."""
         return {

@@ -30,7 +30,7 @@ def ahead(batches: Generator[T, None, None], depth: int = DEPTH) -> Iterator[T]:
             yield batch
 
 
-def prefetched(batches: Any, depth: int = 2 * DEPTH) -> Any:
+def prefetched(batches: Any) -> Any:
     """A `tf.data.Dataset` with the same batches; its thread makes the next ones meanwhile.
 
     `tf.data` tunes nothing here: the queue's size is fixed, and one thread gathers faster than a
@@ -39,10 +39,9 @@ def prefetched(batches: Any, depth: int = 2 * DEPTH) -> Any:
 
     Args:
         batches: a `tf.data.Dataset`.
-        depth: of the queue, at least 1.
     """
     import tensorflow as tf
 
     options = tf.data.Options()
     options.autotune.enabled = False
-    return batches.prefetch(depth).with_options(options)
+    return batches.prefetch(2 * DEPTH).with_options(options)

@@ -33,7 +33,7 @@ def example_signatures(
         contract: features and tasks.
         score_rows: the function of `serving_default`.
     """
-    binary = [name for name, task in contract.tasks.items() if task.type == "binary"]
+    binary = contract.binary_tasks()
 
     def classify(inputs: Tensor) -> dict[str, Tensor]:
         found = score_rows(**parse_examples(contract, inputs))

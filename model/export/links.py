@@ -173,7 +173,7 @@ def negative_shares(
         sampled: (N,) bool, sampled negatives.
         weights: (N,) of the rows; None if all are equal.
     """
-    binary = [name for name, task in contract.tasks.items() if task.type == "binary"]
+    binary = contract.binary_tasks()
     if kept == 1:
         return {}
     column = {name: t for t, name in enumerate(contract.tasks)}

@@ -78,12 +78,12 @@ def warnings(
 
 def beforehand(config: Config) -> list[str]:
     """Warnings that the configuration alone gives, for the start of a training."""
-    model, found = config.model, list[str]()
-    for name in sorted(set(model.gate_names(config.contract.tasks).values())):
-        where = f"model.gates.{name}" if name in model.gates else "model.gate"
-        gate = model.gates.get(name, model.gate)
-        found += _untaught(where, gate, model.experts.count + model.experts.own)
-    return list(dict.fromkeys(found))  # tasks without a gate of their own have one in common
+    model = config.model
+    experts = model.experts.count + model.experts.own
+    gates = {f"model.gates.{task}": gate for task, gate in model.gates.items()}
+    if not model.gates.keys() >= set(model.gate_names(config.contract.tasks).values()):
+        gates["model.gate"] = model.gate
+    return [said for where, gate in gates.items() for said in _untaught(where, gate, experts)]
 
 
 def _untaught(where: str, gate: Any, experts: int) -> Iterator[str]:
@@ -92,13 +92,13 @@ def _untaught(where: str, gate: Any, experts: int) -> Iterator[str]:
         yield from _untaught(f"{where}.primary", gate.primary, gate.num_groups)
         yield from _untaught(f"{where}.secondary", gate.secondary, experts // gate.num_groups)
     elif gate.name in ALWAYS_ONE and gate.num_selected == 1 < experts:
-        static = getattr(gate, "static", False)
-        other = "{name: dselect_k, num_selected: 1, static: true}"
+        other = "{name: switch, num_selected: 1}"
+        if getattr(gate, "static", False):  # Switch has no static form
+            other = "{name: dselect_k, num_selected: 1, static: true}"
         yield (
             f"{where} does not learn which expert suits a task: with num_selected: 1 the weight "
             f"of {gate.name} is always 1, so the tasks' losses give it no gradient. Set "
-            "num_selected: 2, or take "
-            f"{other if static else '{name: switch, num_selected: 1}'} instead"
+            f"num_selected: 2, or take {other} instead"
         )
 
 

@@ -42,7 +42,7 @@ class Display:
             progress.console().print(text, markup=False)
 
     def warn(self, warnings: Sequence[str]) -> None:
-        """Print warnings, a line each, even if no progress is shown."""
+        """Print warnings, a line each, with `--quiet` too."""
         for warning in warnings if self._shown else ():
             text = f"warning: {warning}"
             progress.console().print(text, style="bold yellow", markup=False)

@@ -373,7 +373,7 @@ def _type(feature: IdFeature) -> Any:
 
 def _popular(config: Config, rows: pl.LazyFrame) -> list[dict[str, Any]]:
     """The items with most positives: impressions with any binary label of 1; the first by item."""
-    binary = [name for name, task in config.contract.tasks.items() if task.type == "binary"]
+    binary = config.contract.binary_tasks()
     if not binary:
         return []
     positive = pl.any_horizontal([(pl.col(LABEL + n) == 1).fill_null(False) for n in binary])

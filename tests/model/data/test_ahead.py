@@ -107,17 +107,3 @@ def test_a_feed_on_jax_gathers_ahead_in_the_same_order(
         for name, values in x.items():
             np.testing.assert_array_equal(np.array(values), other_x[name], err_msg=name)
         np.testing.assert_array_equal(y, other_y)
-
-
-@pytest.mark.parametrize("kind", ["memory", "stream"])
-def test_the_end_of_an_epoch_does_not_wait_for_tuning(tiny: Any, kind: str) -> None:
-    encoder = Encoder.read(tiny.examples)
-    split = examples.Split(tiny.examples, "train", encoder)
-    contract, statistics = tiny.config.contract, encoder.statistics
-    if kind == "memory":
-        rows = examples.concatenate(list(split.read(split.groups)))
-        feed: feeds.Feed = feeds.MemoryFeed(rows, contract, statistics, 32)
-    else:
-        feed = feeds.StreamFeed(split, contract, statistics, 32)
-    # Else the thread that tunes sleeps for as long as the epoch took, and its end waits for it.
-    assert feed.epoch(1).options().autotune.enabled is False

@@ -267,6 +267,12 @@ def test_recency_halves_the_weight_with_each_half_life(
         examples.Split(tmp_path, "train", encoder, recency=timedelta(days=7))
 
 
+@pytest.mark.parametrize("kind", ["memory", "stream"])
+def test_the_end_of_an_epoch_does_not_wait_for_tuning(tiny: Any, groups: Path, kind: str) -> None:
+    # Else the thread that tunes sleeps for as long as the epoch took, and its end waits for it.
+    assert make(tiny, groups, kind).epoch(1).options().autotune.enabled is False
+
+
 def test_the_order_is_a_function_of_its_seeds() -> None:
     first = feeds.shuffled(100, 1, 1)
     np.testing.assert_array_equal(first, feeds.shuffled(100, 1, 1))
