@@ -151,7 +151,11 @@ def measure(run: Row, config: Config, examples: Path, work: Path) -> Row:
     checkpoint = work / (name if run["setting"] == "ours" else f"{name}-{run['setting']}")
     if not checkpoint.exists():
         train.train(config, examples, checkpoint, progress=False, resume=True)
-    found = measure_checkpoint(checkpoint, examples, run["weight"])
+    return described(measure_checkpoint(checkpoint, examples, run["weight"]), config, examples)
+
+
+def described(found: Row, config: Config, examples: Path) -> Row:
+    """What `measure_checkpoint` found, with the training that it is of."""
     return found | {
         "meets_k": meets_k(found["experts"], getattr(config.model.gate, "num_selected", None)),
         "rows": Statistics.read(ExamplesFolder(examples).statistics).rows["train"],

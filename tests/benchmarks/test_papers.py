@@ -136,6 +136,38 @@ def test_the_best_trial_is_among_those_that_met_k(study: Any) -> None:
         tuned.best_trial(rows, "dselect_k", 0.1)
 
 
+def test_the_best_trials_own_seed_is_not_trained_twice_on_a_cpu(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from multigate.configs import load
+
+    tuned, two_tasks = study("tuned"), study("two_tasks")
+    begun = list[int]()
+
+    def measure(run: Any, config: Any, examples: Path, work: Path) -> dict[str, Any]:
+        begun.append(run["seed"])
+        return {"loss": 0.5}
+
+    best = {"model": "topk", "weight": 0.9, "trial": 6, "loss": 0.4, "experts": {"watch": 2.0}}
+    best |= {"settings": {"train.learning_rate": 2e-4}, "trained_on": "tensorflow, CPU"}
+    statistics = argparse.Namespace(rows={"train": 7})
+    monkeypatch.setattr(tuned, "measure", measure)
+    monkeypatch.setattr(tuned, "configuration", lambda *given: load("movielens"))
+    monkeypatch.setattr(tuned, "trained_on", lambda: "tensorflow, CPU")
+    monkeypatch.setattr(two_tasks.Statistics, "read", lambda path: statistics)
+
+    def final(seed: int, best: dict[str, Any]) -> dict[str, Any]:
+        return tuned.measure_final({"seed": seed, "weight": 0.9}, best, tmp_path, tmp_path)
+
+    same = final(0, best)
+    assert (same["loss"], same["trial"], same["tuned"], same["rows"]) == (0.4, 6, True, 7)
+    assert same["learning_rate"] == 2e-4
+    assert "weight" not in same
+    assert final(1, best)["loss"] == 0.5
+    assert final(0, best | {"trained_on": "jax, GPU"})["loss"] == 0.5
+    assert begun == [1, 0]
+
+
 def test_the_plan_tunes_the_first_models_at_both_weights_before_the_rest(study: Any) -> None:
     tuned = study("tuned")
     steps = list(tuned.plan(["hash", "topk"], [0.9, 0.1], 2, 1))
