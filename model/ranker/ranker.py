@@ -183,6 +183,8 @@ class Ranker(keras.Model):
             self.uncertainty = Uncertainty(len(contract.tasks), name="uncertainty")
         self.trackers = {task: keras.metrics.Mean(name=f"{task}_loss") for task in contract.tasks}
         self.regularisation_tracker = keras.metrics.Mean(name="regularisation")
+        # A mean over steps; the tasks' own ones weigh a step by its labels.
+        self.guarded_tracker = keras.metrics.Mean(name="guarded")
         self.ranking = ranking
         self.ranking_tracker = None if ranking is None else keras.metrics.Mean(name="ranking")
         self.workers: Workers | None = None
@@ -451,6 +453,20 @@ class Ranker(keras.Model):
             self.trackers[name].update_state(mean, count)
         if training:
             self.regularisation_tracker.update_state(terms)
+            self.guarded_tracker.update_state(self._guarded(means, counts) + terms)
+        return total
+
+    def _guarded(self, means: Sequence[Tensor], counts: Sequence[Tensor]) -> Tensor:
+        """The tasks' losses of a batch above the lowest that they can be, weighted; a scalar.
+
+        Args:
+            means: of each task's losses in this batch.
+            counts: of each task's labels in it; a task without any has no part.
+        """
+        total = keras.ops.zeros(())
+        for (name, head), mean, count in zip(self.heads.items(), means, counts, strict=True):
+            above = keras.ops.where(count > 0, mean - head.least_loss, 0.0)
+            total = total + self.task_weights[name] * above
         return total
 
     def _ranking_term(

@@ -16,8 +16,10 @@ class Guard:
     """Compares the loss of the latest steps with its running median.
 
     A measurement is the mean over at least `STEPS` steps of the guarded loss: the sum of the
-    tasks' losses with the contract's weights, each above the lowest value that it can have, plus
-    the regularisation.  Learnt task weights have no part in it, so that it is never negative.
+    tasks' losses with the ranker's weights, each above the lowest value that it can have, plus the
+    regularisation; a task without labels in a step has no part in it.  Each step counts alike, so
+    that labels that begin late are no explosion.  Learnt task weights have no part in it, so that
+    it is never negative.
 
     Args:
         options: `explosion` is the limit.

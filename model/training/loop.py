@@ -342,7 +342,7 @@ class _StepCallback(keras.callbacks.Callback):
             ):
                 variable.assign(value)
             found = {k: float(v) for k, v in self.loop.ranker.get_metrics_result().items()}
-            self.measured = (self.first, self._guarded_loss(found))
+            self.measured = (self.first, found["guarded"])
         self.loop.metrics = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -367,14 +367,6 @@ class _StepCallback(keras.callbacks.Callback):
         before, mean = self.measured
         if step - before < Guard.STEPS:
             return
-        total = self._guarded_loss(found)
+        total = found["guarded"]
         self.measured = (step, total)
         self.loop.guard.check((total * step - mean * before) / (step - before), where)
-
-    def _guarded_loss(self, found: dict[str, float]) -> float:
-        heads = self.loop.ranker.heads
-        total = sum(
-            weight * (found[f"{name}_loss"] - heads[name].least_loss)
-            for name, weight in self.loop.ranker.task_weights.items()
-        )
-        return total + found["regularisation"]

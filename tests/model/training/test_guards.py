@@ -2,16 +2,21 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
 from multigate.configs.errors import ModelError
 from multigate.configs.sections.model import TrainConfig
 from multigate.model.checkpoints import checkpoint
+from multigate.model.data import examples
+from multigate.model.data.encoding import Encoder
 from multigate.model.training import loop, train
 from multigate.model.training.guards import WINDOW, Guard
+from multigate.model.training.state import TrainingState
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +68,35 @@ def test_a_density_below_zero_is_no_explosion(heads: Any, tmp_path: Path) -> Non
     # Two of the losses are densities, which can be as low as -5.
     densities = 5.0 * (weights["censored"] + weights["zero_inflated"])
     assert np.mean(found) == pytest.approx(total + epoch["regularisation"] + densities, abs=1.0)
+
+
+def test_labels_that_begin_late_are_no_explosion(tiny: Any) -> None:
+    """Each step of a measurement counts alike, with labels of a task or without."""
+    config, encoder = (
+        tiny.make_config(model={"task_weighting": "fixed"}),
+        Encoder.read(tiny.examples),
+    )
+    ranker = checkpoint.make_ranker(config.contract, config.model, encoder, 3)
+    rows = examples.read_split(tiny.examples, "train", encoder).take(slice(2))
+    guard = Guard(TrainConfig(explosion=10.0))
+    watched: Any = SimpleNamespace(ranker=ranker, guard=guard, state=TrainingState())
+    callback = loop._StepCallback(watched)
+    logits = {task: keras.ops.zeros(2) for task in config.contract.tasks}
+    names = list(logits)
+    steps = 12 * Guard.STEPS
+    for step in range(1, steps + 1):
+        targets = np.full((2, len(logits)), np.nan, np.float32)
+        targets[:, names.index("click")] = [0, 1]
+        if step > 10 * Guard.STEPS:
+            targets[0, names.index("dwell")] = 1.0
+        ranker(rows.features)
+        ranker.compute_loss(None, targets, logits, training=True)
+        found = {name: float(value) for name, value in ranker.get_metrics_result().items()}
+        callback._measure(step, found, "the loss")
+    weights = ranker.task_weights
+    before = weights["click"] * math.log(2) + found["regularisation"]
+    expected = [before] * 10 + [before + weights["dwell"]] * 2
+    assert list(guard.measured) == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
