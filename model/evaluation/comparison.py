@@ -44,7 +44,6 @@ from multigate.model.evaluation.results import (
     Comparison,
     Differences,
     RankingComparison,
-    TaskComparison,
     Verdict,
     compared_tasks,
 )
@@ -245,21 +244,21 @@ def _too_low(found: Differences, rules: Rules) -> list[str]:
     """Refuse AUCs that are shown to be below the least allowed, a sentence each.
 
     Of several tasks of which nothing can be learnt, chance puts one below: so it takes as much as
-    a loss takes to be shown (`losses`), over the tasks that have an AUC.
+    a loss takes to be shown (`losses`), over the tasks that have an AUC.  Nothing is shown of one
+    without an interval: so few labels have it.
     """
-    areas = {name: task["candidate"] for name, task in compared_tasks(found) if _has_area(task)}
+    shown: dict[str, tuple[float, float]] = {}
+    for name, task in compared_tasks(found):
+        value, error = task["candidate"]["value"], task["candidate"]["error"]
+        if task["metric"] == "auc" and value is not None and error is not None:
+            shown[name] = value, error
     reasons = []
-    for name, area in areas.items():
+    for name, (value, error) in shown.items():
         least, key = of_task(rules, name, "least_auc")
-        value = area["value"] or 0.0
-        if value + normal_quantile(len(areas)) * (area["error"] or 0.0) < least:
+        if value + normal_quantile(len(shown)) * error < least:
             said = f"AUC {value:.4f} is below the least allowed"
             reasons.append(f"{name}: {said}, {least:g} ({key}).")
     return reasons
-
-
-def _has_area(task: TaskComparison) -> bool:
-    return task["metric"] == "auc" and task["candidate"]["value"] is not None
 
 
 def _nothing_learnt(found: Differences) -> list[str]:

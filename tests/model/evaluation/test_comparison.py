@@ -166,6 +166,26 @@ def test_chance_puts_no_task_below_the_least_auc(tiny: Any) -> None:
     assert refused[True] == 120
 
 
+def test_a_rare_label_puts_no_task_below_the_least_auc(tiny: Any) -> None:
+    """Two positives give an AUC and no interval: nothing is shown."""
+    made = Made(tiny)
+    click = made.contract.tasks["click"]
+    contract = made.contract.model_copy(update={"tasks": {"click": click, "buy": click}})
+    buys = np.zeros(len(made.p), np.float32)
+    buys[[7, 70]] = 1
+    table = pa.table({"user_id": made.users, "label/click": made.labels, "label/buy": buys})
+    scores = {"click": made.p, "buy": np.where(buys == 1, 0.001, 0.5)}
+    found = compare_scored(
+        Scored(contract, scores, made.p),
+        None,
+        Rows(Path("made"), table),
+        Resamples(made.users, 200),
+    )
+    task = found["tasks"]["buy"]["candidate"]
+    assert (task["value"], task["error"]) == (0.0, None)
+    assert reasons_to_refuse(found, parse(Rules, {"calibration": None}, "rules")) == []
+
+
 def test_a_miscalibrated_candidate_is_refused(tiny: Any) -> None:
     made = Made(tiny)
     assert made.judge(made.p, made.p) == []
