@@ -166,7 +166,8 @@ def measure_binary(
     if new is not None and not new[~np.isnan(labels)].all():  # else it is the AUC of all rows
         part = np.where(new, labels, np.nan)
         found[UNMATCHED] = unmatched_auc(resamples, part, scores), part
-    found |= {name: (measured[name], labels) for name in (WITHIN, "log_loss")}
+    found[WITHIN] = measured[WITHIN], tasks.both_classes(resamples, labels)
+    found["log_loss"] = measured["log_loss"], labels
     # A row without a label must not fill a place of its list: it gets a list of its own.
     masked = np.isnan(labels)
     own = np.where(masked, lists.max(initial=-1) + 1 + np.cumsum(masked), lists)
@@ -219,6 +220,28 @@ def _mean_auc(
     areas: dict[str, tuple[np.ndarray, np.ndarray]],
 ) -> Compared | None:
     known = [name for name, (ours, _) in areas.items() if np.isfinite(ours[0])]
+    if not known:
+        return None
+    ours, theirs = (np.mean([areas[name][i] for name in known], axis=0) for i in (0, 1))
+    columns = [list(contract.tasks).index(name) for name in known]
+    part = np.where(np.isnan(labels[:, columns]).all(axis=1), np.nan, 1.0)
+    return _compared(resamples, "auc", ours, theirs, part)
+
+
+def _mean_within_users(
+    resamples: Resamples,
+    contract: Contract,
+    labels: np.ndarray,
+    areas: dict[str, tuple[np.ndarray, np.ndarray]],
+) -> Compared | None:
+    """Mean AUC within users over the tasks of which enough users have both classes."""
+    known, part = [], np.full(len(labels), np.nan)
+    for name in areas:
+        y = tasks.both_classes(resamples, labels[:, list(contract.tasks).index(name)])
+        rows = ~np.isnan(y)
+        if len(np.unique(resamples.codes[rows])) >= LEAST_USERS:
+            known.append(name)
+            part[rows] = 1.0
     if not known:
         return None
     ours, theirs = (np.mean([areas[name][i] for name in known], axis=0) for i in (0, 1))

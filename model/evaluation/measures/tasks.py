@@ -144,10 +144,30 @@ def measure(task: Task, resamples: Resamples, labels: np.ndarray, scores: np.nda
 
 
 def summaries(resamples: Resamples, labels: np.ndarray, found: Replicates) -> dict[str, Interval]:
-    """Every measure with its interval, by name."""
+    """Every measure with its interval, by name; gauc's is of the users that it is measured on."""
+    parts = dict.fromkeys(found, labels)
+    if "gauc" in found:
+        parts["gauc"] = both_classes(resamples, labels)
+    summarised = {}
+    for name, values in found.items():
+        known = ~np.isnan(parts[name])
+        users = len(np.unique(resamples.codes[known]))
+        summarised[name] = interval(values, users, rows=int(known.sum()))
+    return summarised
+
+
+def both_classes(resamples: Resamples, labels: np.ndarray) -> np.ndarray:
+    """The labels (N,) of users that have both classes, NaN for other rows.
+
+    Args:
+        resamples: the draws, of N rows.
+        labels: (N,) 0 or 1, NaN where masked.
+    """
     known = ~np.isnan(labels)
-    users, rows = len(np.unique(resamples.codes[known])), int(known.sum())
-    return {name: interval(values, users, rows=rows) for name, values in found.items()}
+    rows = np.bincount(resamples.codes, known, minlength=resamples.users)
+    positives = np.bincount(resamples.codes, known & (labels > 0.5), minlength=resamples.users)
+    both = (positives > 0) & (positives < rows)
+    return np.where(both[resamples.codes], labels, np.nan)
 
 
 def expected_calibration_error(

@@ -148,6 +148,26 @@ def test_auc_by_user_by_hand() -> None:
     assert found["gauc"][0] == pytest.approx((4 * 3.5 / 4 + 2 * 0.0) / 6)
 
 
+def test_auc_within_users_counts_the_users_that_it_is_measured_on() -> None:
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(300), 4)
+    few, many = np.zeros(1200), np.zeros(1200)
+    few[:16:4] = 1  # of the first four users
+    many[:200:4] = 1  # of the first fifty
+    scores, resamples = rng.random(1200), Resamples(users, 100, seed=0)
+    found = {
+        len(np.unique(users[labels > 0])): tasks.summaries(
+            resamples, labels, tasks.binary(resamples, labels, scores)
+        )
+        for labels in (few, many)
+    }
+    assert (found[4]["gauc"]["rows"], found[4]["auc"]["rows"]) == (16, 1200)
+    assert found[4]["gauc"]["value"] is not None
+    assert found[4]["gauc"]["low"] is None  # four users say nothing of the others
+    assert found[50]["gauc"]["rows"] == 200
+    assert found[50]["gauc"]["low"] is not None
+
+
 @pytest.mark.parametrize(
     ("labels", "missing"),
     [
@@ -165,7 +185,9 @@ def test_what_does_not_exist_is_none(labels: list[float], missing: set[str]) -> 
     without = {name for name, measure in found.items() if measure["value"] is None}
     assert without >= missing
     assert ("log_loss" in without) == ("log_loss" in missing)
-    assert all(measure["rows"] == np.isfinite(values).sum() for measure in found.values())
+    # Each user has one row, so that AUC within users is measured on none.
+    rows = dict.fromkeys(found, np.isfinite(values).sum()) | {"gauc": 0}
+    assert {name: measure["rows"] for name, measure in found.items()} == rows
 
 
 def test_regression_without_spread_or_rows() -> None:
