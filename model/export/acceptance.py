@@ -27,6 +27,7 @@ from multigate.model.evaluation.evaluate import LOWER_IS_BETTER, Predictions
 from multigate.model.evaluation.measures import tasks
 from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.export.frozen import weights as frozen_weights
+from multigate.model.gates import Gate
 from multigate.model.ranker.ranker import Ranker
 
 _ROUNDING = 1e-6  # change of a measure that another order of sums can make
@@ -117,7 +118,10 @@ class Judge:
             DataError: the validation split cannot be read.
         """
         mixture = self._ranker.mixture
-        soft = [gate for gate in mixture.gates if not gate.properties.sparse_at_inference]
+        # A level of a hierarchical gate may harden where the other one stays dense.
+        layers = (layer for gate in mixture.gates for layer in gate._flatten_layers())
+        gates = [layer for layer in layers if isinstance(layer, Gate)]
+        soft = [gate for gate in gates if not gate.properties.sparse_at_inference]
         before = self._measure() if soft else {}
         mixture.harden()
         if not any(gate.properties.sparse_at_inference for gate in soft):

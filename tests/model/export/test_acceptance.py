@@ -21,12 +21,14 @@ from multigate.model.export import acceptance
 from multigate.model.export.export import export
 
 TASKS = ("click", "dwell", "like")
+SOFT = {"name": "dselect_k", "num_selected": 1}
+HALF = {"name": "hierarchical", "num_groups": 2, "primary": {"name": "softmax"}, "secondary": SOFT}
 
 
-def soft_checkpoint(case: Any, **options: float) -> Path:
+def soft_checkpoint(case: Any, gate: Any = SOFT, **options: float) -> Path:
     """A checkpoint of which every bit is near 1/2: its hardened form ranks otherwise."""
     # Not dwell, whose exponential of random weights changes a thousandfold.
-    gates = {"gate": {"name": "dselect_k", "num_selected": 1}, "gates": {"dwell": {"name": "topk"}}}
+    gates = {"gate": gate, "gates": {"dwell": {"name": "topk"}}}
     checkpoint: Path = case.checkpoint(seed=2, model=gates, export=options)
     ranker = checkpoints.load(checkpoint).ranker
     for mixed in ranker.mixture.gates:
@@ -61,8 +63,9 @@ def read(version: Path, name: str) -> Any:
     return json.loads((version / "assets.extra" / name).read_text(encoding="utf-8"))
 
 
-def test_gates_that_have_not_converged_are_refused(case, tmp_path) -> None:
-    checkpoint = soft_checkpoint(case)
+@pytest.mark.parametrize("gate", [SOFT, HALF], ids=["all of it", "a level"])
+def test_gates_that_have_not_converged_are_refused(case, tmp_path, gate) -> None:
+    checkpoint = soft_checkpoint(case, gate)
     examples = labelled_by(checkpoint, case.examples, tmp_path / "examples", "validation")
     message = (
         r"task 'click': hardening the gates .* changes AUC from 1\.0000 to 0\.\d{4} on 600 "
