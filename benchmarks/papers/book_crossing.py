@@ -52,8 +52,8 @@ def make_examples(data: Path, work: Path) -> Path:
         return examples
     work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as folder:
-        found = list(data.glob("*.csv*"))
-        records = pl.read_csv(plain(found[0])).with_columns(
+        path = only_file(data, "*.csv*")
+        records = pl.read_csv(plain(path)).with_columns(
             pl.col("rating").replace(0, None), time=pl.lit(0)
         )
         while True:  # leaving out a book can leave a user with too few
@@ -70,6 +70,15 @@ def make_examples(data: Path, work: Path) -> Path:
         )
         job.run(parse(Config, make_values(), "table"), Path(folder), examples)
     return examples
+
+
+def only_file(folder: Path, pattern: str) -> Path:
+    """The one file of a folder that has such a name."""
+    found = sorted(path.name for path in folder.glob(pattern))
+    if len(found) != 1:
+        names = ", ".join(found) or "none"
+        raise SystemExit(f"--data {folder}: expected one file {pattern}, found {names}")
+    return folder / found[0]
 
 
 def plain(path: Path) -> bytes:

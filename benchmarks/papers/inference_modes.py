@@ -43,6 +43,11 @@ def main() -> None:
     if not options.table:
         if options.data is None or options.work is None:
             arguments.error("--data and --work are needed to run; --table writes what there is")
+        import keras
+
+        # On JAX the experts run for k rows each, which dense weights are not.
+        if keras.backend.backend() == "jax":
+            raise SystemExit("KERAS_BACKEND: expected tensorflow, received jax; set tensorflow")
         work = options.work / "tenth"
         examples = raw_targets.make_examples("tenth", options.data, work)
         wanted = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from book_crossing import plain
+from book_crossing import only_file, plain
 from settings import without_additions
 
 from multigate.configs import load
@@ -34,7 +34,7 @@ def make_examples(data: Path, work: Path) -> Path:
     if examples.exists():
         return examples
     work.mkdir(parents=True, exist_ok=True)
-    (found,) = data.glob("ratings.dat*")
+    found = only_file(data, "ratings.dat*")
     lines = pl.Series(plain(found).decode("ascii").splitlines())
     users = lines.str.split("::").list.first().cast(pl.Int64)
     kept = lines.filter(users % EVERY == 0)

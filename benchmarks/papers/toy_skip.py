@@ -63,7 +63,10 @@ def measure(run: Row, seeds: int, steps: int) -> Row:
 
 
 def write_table(rows: list[Row]) -> None:
-    """A row per batch and baseline, a column per estimator: runs solved, and the worst MSE."""
+    """A row per batch and baseline, a column per estimator: runs solved, and the median MSE.
+
+    Of an even number of seeds, the median is the upper of the two in the middle.
+    """
     lines = [
         "| points a step | baseline | "
         + " | ".join(f"{name}: solved, median of expected MSE" for name in STRATEGIES)

@@ -5,15 +5,30 @@ ranker gives. Symbols in the descriptions are those of the papers.
 """
 
 import math
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
-from multigate.configs.sections.base import Frozen
+from multigate.configs.sections.base import Frozen, contradiction
+
+Points = tuple[tuple[int, float], ...]
+
+
+def _check_points(points: Points) -> Points:
+    steps = [step for step, _ in points]
+    rising = all(a < b for a, b in pairwise(steps))
+    if not points or not rising or steps[0] < 0 or any(factor < 0 for _, factor in points):
+        raise ValueError(
+            "expected (step, factor) pairs with increasing steps of at least 0 and factors of at "
+            "least 0"
+        )
+    return points
+
 
 Strength = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
-Schedule = tuple[tuple[int, float], ...]
+Schedule = Annotated[Points, AfterValidator(_check_points)]
 
 
 class _Gate(Frozen):
@@ -224,6 +239,16 @@ class Sampled(_Gate):
     """Balance q over the experts by Sinkhorn's iteration before drawing."""
     balance_weight: Strength = 0.0
     """Strength of the Switch balance loss on p; about 0.01 for gating."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Sampled":
+        if self.sinkhorn_proposal and self.strategy.startswith("gumbel_matching"):
+            raise contradiction(
+                f"sinkhorn_proposal: expected false with strategy {self.strategy}, whose "
+                "assignment it does not change; gumbel_matching_sinkhorn weighs by balanced "
+                "probabilities"
+            )
+        return self
 
 
 class Hierarchical(_Gate):

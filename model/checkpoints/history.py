@@ -26,8 +26,9 @@ class Losses(TypedDict):
 
     `loss` is what training minimises; `regularisation` is the part of it that the gates' terms and
     the wide term's penalty make; `ranking` is the ranking terms before their weight, if training
-    has some; `val_loss` is the sum over tasks of the contract's weight times the task's validation
-    loss.  `val_quality` is the mean of the tasks' qualities (see `training.validation`); None where
+    has some; `val_loss` is the sum over tasks of the weight that training gives the task times its
+    validation loss (the contract's weight, scaled by label counts with `task_weighting: labels`).
+    `val_quality` is the mean of the tasks' qualities (see `training.validation`); None where
     none is measured.  `monitor` decides which epoch is kept: quality, loss or a task's name.
     """
 

@@ -245,31 +245,6 @@ def _mean_within_users(
     if not known:
         return None
     ours, theirs = (np.mean([areas[name][i] for name in known], axis=0) for i in (0, 1))
-    columns = [list(contract.tasks).index(name) for name in known]
-    part = np.where(np.isnan(labels[:, columns]).all(axis=1), np.nan, 1.0)
-    return _compared(resamples, "auc", ours, theirs, part)
-
-
-def _mean_within_users(
-    resamples: Resamples,
-    contract: Contract,
-    labels: np.ndarray,
-    areas: dict[str, tuple[np.ndarray, np.ndarray]],
-) -> Compared | None:
-    """Mean AUC within users over the tasks of which enough users have both classes."""
-    known, part = [], np.full(len(labels), np.nan)
-    for name in areas:
-        y = labels[:, list(contract.tasks).index(name)]
-        measured = ~np.isnan(y)
-        positives = np.bincount(resamples.codes, measured & (y > 0.5), minlength=resamples.users)
-        rows = np.bincount(resamples.codes, measured, minlength=resamples.users)
-        both = (positives > 0) & (positives < rows)
-        if both.sum() >= LEAST_USERS:
-            known.append(name)
-            part[measured & both[resamples.codes]] = 1.0
-    if not known:
-        return None
-    ours, theirs = (np.mean([areas[name][i] for name in known], axis=0) for i in (0, 1))
     return _compared(resamples, WITHIN, ours, theirs, part)
 
 

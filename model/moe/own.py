@@ -43,7 +43,7 @@ def spread(weights: Tensor, choice: Sequence[int], experts: int) -> Tensor:
 def spread_routing(routing: Routing, choice: Sequence[int], experts: int) -> Routing:
     """A gate's routing over its E experts, as one over all G."""
     diagnostics = dict(routing.diagnostics)
-    if "load" in diagnostics:  # the only diagnostic with a number for each expert
+    if "load" in diagnostics:  # noisy_topk's expected_load stays a number for each of its own
         diagnostics["load"] = spread(diagnostics["load"], choice, experts)
     return routing._replace(
         weights=spread(routing.weights, choice, experts), diagnostics=diagnostics

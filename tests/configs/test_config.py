@@ -336,6 +336,25 @@ def test_contradictions_are_refused(path, value, message):
     assert message in refusal(values)
 
 
+@pytest.mark.parametrize("points", [[[100, 1.0], [50, 2.0]], [], [[-5, 1.0]], [[0, -1.0]]])
+def test_schedules_that_a_gate_refuses_are_refused(points):
+    values = preset()
+    values["model"]["gate"] = {
+        "name": "hierarchical",
+        "num_groups": 2,
+        "primary": {"name": "comet", "entropy_schedule": points},
+        "secondary": {"name": "topk"},
+    }
+    assert "primary.entropy_schedule: expected (step, factor) pairs" in refusal(values)
+
+
+@pytest.mark.parametrize("strategy", ["gumbel_matching", "gumbel_matching_sinkhorn"])
+def test_a_balanced_proposal_has_no_effect_on_gumbel_matching(strategy):
+    values = preset()
+    values["model"]["gate"] = {"name": "sampled", "sinkhorn_proposal": True, "strategy": strategy}
+    assert f"expected false with strategy {strategy}" in refusal(values)
+
+
 @pytest.mark.parametrize(
     ("path", "value", "key"),
     [
