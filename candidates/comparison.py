@@ -12,11 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from multigate.candidates.evaluation import Questions, next_item_questions, popularity, recall
+from multigate.candidates.evaluation import (
+    Questions,
+    next_item_questions,
+    no_question,
+    popularity,
+    recall,
+)
 from multigate.candidates.exported import Exported, contract_of
 from multigate.candidates.pairs import Catalogue, Pairs
 from multigate.candidates.verdict import BLESS, REFUSE, CandidateVerdict
 from multigate.configs.contract import Contract
+from multigate.configs.files import SPLITS
 from multigate.configs.lineage import check_schema
 from multigate.configs.sections.candidates import CandidatesConfig
 from multigate.model.data.encoding import Encoder
@@ -49,9 +56,7 @@ def compare(
         "k": k,
     }
     if not len(questions):
-        verdict["reasons"] = [
-            "the test split has no question: all its positives are known from earlier splits"
-        ]
+        verdict["reasons"] = [no_question(SPLITS[-1])]
         return verdict
     hits = _hits(new, encoder.contract, pairs, questions, items, k)
     recalls: dict[str, float | None] = {

@@ -83,7 +83,8 @@ class SetResult(TypedDict):
     unknown_answers: float
     """Share of the answers that no method can find: they are not in the catalogue."""
     recall: dict[str, dict[int, float]]
-    """Method -> k -> mean over questions of the share of answers among the best k."""
+    """Method -> k -> mean over questions of the share of answers among the best k; empty without
+    questions."""
 
 
 class RecallReport(TypedDict):
@@ -133,6 +134,15 @@ def _measure(
     model: Retrieval, pairs: Pairs, items: Catalogue, questions: Questions, ks: tuple[int, ...]
 ) -> SetResult:
     """Recall of each method on one set of questions."""
+    if not len(questions):
+        nothing: SetResult = {
+            "questions": 0,
+            "cold": 0,
+            "answers": 0,
+            "unknown_answers": 0.0,
+            "recall": {},
+        }
+        return nothing
     scorers = {
         "two_towers": two_towers(model, pairs, items, questions),
         "popularity": popularity(questions),
@@ -218,6 +228,11 @@ def next_item_questions(
     earlier = [read_pairs(examples, name, encoder, task) for name in before]
     pairs = read_pairs(examples, SPLITS[-1], encoder, task)
     return pairs, items, make_questions(earlier, pairs, items, KINDS[0], limit)
+
+
+def no_question(split: str) -> str:
+    """Why nothing can be asked of a split."""
+    return f"the {split} split has no question: all its positives are known from earlier splits"
 
 
 def recall(scorer: Scorer, questions: Questions, ks: tuple[int, ...]) -> dict[int, float]:

@@ -24,14 +24,14 @@ from typing import Any, TypedDict
 import numpy as np
 import polars as pl
 
-from multigate.candidates.evaluation import next_item_questions
+from multigate.candidates.evaluation import next_item_questions, no_question
 from multigate.candidates.exported import Exported, contract_of, load_version
 from multigate.candidates.keras2 import tf
 from multigate.candidates.pairs import Catalogue
 from multigate.configs import progress
 from multigate.configs.contract import Contract, FrozenContract, LabelCount
 from multigate.configs.difference import difference
-from multigate.configs.errors import ModelError
+from multigate.configs.errors import DataError, ModelError
 from multigate.configs.files import SPLITS, TIME, ExamplesFolder
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import Raw, raw_values
@@ -104,12 +104,14 @@ def report(
 
     Raises:
         ModelError: a version cannot be loaded, or the contracts differ.
-        DataError: the examples cannot be read.
+        DataError: the examples cannot be read, or nothing can be asked of their test split.
     """
     encoder = Encoder.read(examples)
     first, second = _load(candidates, ranker, examples)
     contract = encoder.contract
     pairs, items, questions = next_item_questions(examples, encoder, first.positives(), limit)
+    if not len(questions):
+        raise DataError(f"{examples}: {no_question(SPLITS[-1])}; take more days as the test split")
     largest = max(retrieved)
     reached = np.zeros((len(questions), len(retrieved)), bool)
     gains = np.zeros((len(questions), len(retrieved) + 1))

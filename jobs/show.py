@@ -88,7 +88,12 @@ def show_multistage(result: "MultistageReport") -> None:
 
 def show_recall(result: "RecallReport") -> None:
     """Print the share of right answers that each method finds, by k."""
+    from multigate.candidates.evaluation import no_question
+
     for kind, found in result["questions"].items():
+        if not found["recall"]:
+            _CONSOLE.print(f"{kind.replace('_', ' ')}: {no_question(result['split'])}")
+            continue
         table = Table(
             title=f"{kind.replace('_', ' ')}: {found['questions']:,} questions of the "
             f"{result['split']} split, {found['cold']:,} of users without a history; "

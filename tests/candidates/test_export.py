@@ -15,6 +15,7 @@ from multigate.candidates.export import export, read_items
 from multigate.candidates.pairs import positive_task, read_pairs
 from multigate.candidates.training import load
 from multigate.configs.errors import ExportError, ModelError
+from multigate.jobs.show import show_recall
 from multigate.model.data.raw import raw_values
 from multigate.serving.runtime.session import Session
 
@@ -159,6 +160,23 @@ def test_popular_items_stand_beside_it(trained):
     assert len(popular["items"]) == len(set(popular["items"]))
     metrics = json.loads((trained.version / "assets.extra/metrics.json").read_text())
     assert metrics == json.loads(json.dumps(evaluate(trained.checkpoint, trained.examples)))
+
+
+def test_a_split_without_questions_is_told_and_exported(trained, tmp_path, capsys):
+    """All positives of the test split are items that their users touched before."""
+    examples = tmp_path / "examples"
+    shutil.copytree(trained.examples, examples)
+    shutil.rmtree(examples / "test")
+    shutil.copytree(examples / "train", examples / "test")
+    found = evaluate(trained.checkpoint, examples)
+    assert [(one["questions"], one["recall"]) for one in found["questions"].values()] == [
+        (0, {})
+    ] * 2
+    show_recall(found)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "next item: the test split has no question: all its positives are known" in said
+    version = export(trained.checkpoint, examples, tmp_path / "models")
+    assert json.loads((version / "assets.extra/metrics.json").read_text()) == found
 
 
 def test_versions_are_numbered_and_never_changed(trained, tmp_path):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from multigate.candidates.evaluation import make_questions
 from multigate.candidates.pairs import catalogue_of_splits, positive_task, read_pairs
 from multigate.configs.contract import FrozenContract
-from multigate.configs.errors import ModelError
+from multigate.configs.errors import DataError, ModelError
 from multigate.configs.files import SPLITS, TIME
 from multigate.jobs.multistage import report
 from multigate.model.data.encoding import Encoder
@@ -115,6 +115,15 @@ def test_retrieving_everything_loses_nothing(measured):
     assert found["ndcg"] == pytest.approx(measured["ndcg_all"])
     assert found["loss"] == 0
     assert found["recall"] == pytest.approx(1 - measured["unknown_answers"])
+
+
+def test_a_split_without_questions_is_refused(trained, ranker, tmp_path):
+    examples = tmp_path / "examples"
+    shutil.copytree(trained.examples, examples)
+    shutil.rmtree(examples / "test")
+    shutil.copytree(examples / "train", examples / "test")
+    with pytest.raises(DataError, match="the test split has no question: all its positives are"):
+        report(trained.version, ranker, examples, limit=QUESTIONS)
 
 
 @pytest.mark.slow
