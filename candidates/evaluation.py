@@ -135,14 +135,7 @@ def _measure(
 ) -> SetResult:
     """Recall of each method on one set of questions."""
     if not len(questions):
-        nothing: SetResult = {
-            "questions": 0,
-            "cold": 0,
-            "answers": 0,
-            "unknown_answers": 0.0,
-            "recall": {},
-        }
-        return nothing
+        return {"questions": 0, "cold": 0, "answers": 0, "unknown_answers": 0.0, "recall": {}}
     scorers = {
         "two_towers": two_towers(model, pairs, items, questions),
         "popularity": popularity(questions),

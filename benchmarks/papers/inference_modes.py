@@ -43,10 +43,10 @@ def main() -> None:
     if not options.table:
         if options.data is None or options.work is None:
             arguments.error("--data and --work are needed to run; --table writes what there is")
-        import keras
+        from multigate.model import backend
 
         # On JAX the experts run for k rows each, which dense weights are not.
-        if keras.backend.backend() == "jax":
+        if backend.name() == "jax":
             raise SystemExit("KERAS_BACKEND: expected tensorflow, received jax; set tensorflow")
         work = options.work / "tenth"
         examples = raw_targets.make_examples("tenth", options.data, work)

@@ -27,7 +27,6 @@ from multigate.model.evaluation.evaluate import LOWER_IS_BETTER, Predictions
 from multigate.model.evaluation.measures import tasks
 from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.export.frozen import weights as frozen_weights
-from multigate.model.gates import Gate
 from multigate.model.ranker.ranker import Ranker
 
 _ROUNDING = 1e-6  # change of a measure that another order of sums can make
@@ -119,12 +118,11 @@ class Judge:
         """
         mixture = self._ranker.mixture
         # A level of a hierarchical gate may harden where the other one stays dense.
-        layers = (layer for gate in mixture.gates for layer in gate._flatten_layers())
-        gates = [layer for layer in layers if isinstance(layer, Gate)]
-        soft = [gate for gate in gates if not gate.properties.sparse_at_inference]
+        levels = [level for gate in mixture.gates for level in gate.levels()]
+        soft = [level for level in levels if not level.properties.sparse_at_inference]
         before = self._measure() if soft else {}
         mixture.harden()
-        if not any(gate.properties.sparse_at_inference for gate in soft):
+        if not any(level.properties.sparse_at_inference for level in soft):
             return {}
         rule = Rule(
             "hardening the gates to their k-sparse form",

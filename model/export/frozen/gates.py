@@ -189,11 +189,10 @@ def _groups(gates: Sequence[Gate | None]) -> list[_Group]:
 
 def _kind(gate: Gate, task: int) -> Any:
     """What is equal for gates that can run as one; unique where a gate runs on its own."""
-    levels = [layer for layer in gate._flatten_layers() if isinstance(layer, Gate)]
     maps = gate.linear_maps()
     mapped = {id(variable) for pair in maps for variable in pair if variable is not None}
     others = [to_numpy(v).tobytes() for v in gate.weights if id(v) not in mapped]
-    if not gate.reads_products or gate.reads_ids or len(levels) > 1:
+    if not gate.reads_products or gate.reads_ids or len(gate.levels()) > 1:
         return task
     settings = {
         key: repr(setting)

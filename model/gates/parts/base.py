@@ -191,6 +191,10 @@ class Gate(keras.layers.Layer):
             weights=weights, diagnostics=_diagnose(weights) | routing.diagnostics
         )
 
+    def levels(self) -> "list[Gate]":
+        """The gate itself and the gates within it."""
+        return [layer for layer in self._flatten_layers() if isinstance(layer, Gate)]
+
     def linear_maps(self) -> list[tuple[Any, Any]]:
         """Every kernel (D, .) that reads the input, with its bias (.,) or None; levels included.
 
@@ -198,8 +202,7 @@ class Gate(keras.layers.Layer):
         """
         return [
             (kernel, None if bias is None else getattr(gate, bias))
-            for gate in self._flatten_layers()
-            if isinstance(gate, Gate)
+            for gate in self.levels()
             for name, bias in gate.input_weights
             if (kernel := getattr(gate, name, None)) is not None
         ]

@@ -72,10 +72,8 @@ def test_a_density_below_zero_is_no_explosion(heads: Any, tmp_path: Path) -> Non
 
 def test_labels_that_begin_late_are_no_explosion(tiny: Any) -> None:
     """Each step of a measurement counts alike, with labels of a task or without."""
-    config, encoder = (
-        tiny.make_config(model={"task_weighting": "fixed"}),
-        Encoder.read(tiny.examples),
-    )
+    config = tiny.make_config(model={"task_weighting": "fixed"})
+    encoder = Encoder.read(tiny.examples)
     ranker = checkpoint.make_ranker(config.contract, config.model, encoder, 3)
     rows = examples.read_split(tiny.examples, "train", encoder).take(slice(2))
     guard = Guard(TrainConfig(explosion=10.0))
