@@ -6,8 +6,9 @@ label.  A feature of the user raises the first without changing any order within
 Regression tasks are compared by RMSE (those that predict a quantile by pinball loss) in the label's
 own units, and on the scale of the label's transform, which both models are trained on.
 
-The scores of an exported version are calibrated on the validation split, and the baseline's are
-then calibrated in the same way.  Those of tasks with `export.smearing` are means in own units,
+The scores of an exported version are corrected for downsampled negatives and calibrated on the
+validation split with the rows' weights in training, and the baseline's are then put right in the
+same way.  Those of tasks with `export.smearing` are means in own units,
 which are too high on the scale of a logarithm: the baseline's get a factor from the validation
 split too, and own units decide.
 
@@ -277,7 +278,7 @@ def _their_scores(
     """The baseline's scores, corrected as the export corrected ours, if it did.
 
     Args:
-        ours: says how it is calibrated, if it is, and which tasks are smeared.
+        ours: says whether it is exported, how it is calibrated, and which tasks are smeared.
         baseline: fitted on the examples.
         rows: N rows.
         examples: whose validation split says how far scores are off.
@@ -286,15 +287,27 @@ def _their_scores(
         By task, scores (N,) in own units; and the factor of the smeared tasks, absent where it does
         not lower a task's error.
     """
-    if ours.calibration == "none" and not ours.smeared:
+    uncalibrated = ours.calibration == "none" and not ours.smeared
+    if uncalibrated and ours.positive_by is None:  # a checkpoint
         return baseline.scores(rows), {}
     if examples is None:
         raise ValueError("an exported version is calibrated: expected the examples, received none")
+    statistics = Statistics.read(ExamplesFolder(examples).statistics)
+    if uncalibrated and statistics.negatives_kept == 1:
+        return baseline.scores(rows), {}
     validation = read_rows(examples, "validation")
     # Not the scores: what is clipped has lost its residual.
     held_out, measured = (baseline.outputs(one) for one in (validation, rows))
-    statistics = Statistics.read(ExamplesFolder(examples).statistics)
-    found = corrected(ours.contract, statistics, validation, held_out, measured, ours.calibration)
+    found = corrected(
+        ours.contract,
+        statistics,
+        validation,
+        held_out,
+        measured,
+        ours.calibration,
+        ours.positive_by or (),
+        ours.weight,
+    )
     means = {name: p for name, p in found.means.items() if name in ours.smeared}
     factors = {name: one for name, one in found.factors.items() if name in ours.smeared}
     return found.scores | means, factors

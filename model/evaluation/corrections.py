@@ -1,22 +1,25 @@
-"""What an export does to a model's scores, for a model of another library: calibration, smearing.
+"""What an export does to a model's scores, for a model of another library.
 
-A version is calibrated on the validation split, and may be smeared (`model.export.links`).  Beside
-it, raw scores of another library would lose in log loss and in own units for their scale alone.
+A version is corrected for downsampled negatives, calibrated on the validation split, and may be
+smeared (`model.export.links`), in this order.  Beside it, raw scores of another library would lose
+in log loss and in own units for their scale alone, and in the order of the combined score, because
+each task's scores are too high by another factor.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import keras
 import numpy as np
 
 from multigate.configs.contract import Contract
-from multigate.configs.files import TIME
+from multigate.configs.files import SAMPLED, TIME
 from multigate.configs.sections.model import CalibrationMethod
 from multigate.configs.statistics import Statistics
 from multigate.model.data.rows import Rows
 from multigate.model.evaluation import calibration
-from multigate.model.evaluation.smearing import smear, smearing_factor
+from multigate.model.evaluation.negatives import negative_shares
+from multigate.model.evaluation.smearing import smear, smearing_factors
 from multigate.model.ranker import scores
 
 _SMALLEST = 1e-7  # of a probability, whose logit is to be finite
@@ -26,7 +29,7 @@ class Corrected(NamedTuple):
     """Scores (N,) in own units.
 
     Attributes:
-        scores: by task, calibrated.
+        scores: by task, corrected for downsampled negatives and calibrated.
         means: by task, smeared as well where that lowers the error on validation.
         factors: of the smeared tasks.
     """
@@ -43,32 +46,52 @@ def corrected(
     held_out: Mapping[str, np.ndarray],
     measured: Mapping[str, np.ndarray],
     method: CalibrationMethod = "auto",
+    positive_by: Sequence[str] = (),
+    weight: str | None = None,
 ) -> Corrected:
-    """Calibrate scores and smear them.
+    """Correct scores for downsampled negatives, calibrate them and smear them.
 
     Args:
         contract: tasks; those without scores are left out.
-        statistics: of the training split.
+        statistics: of the training split, with the share of negatives that it holds.
         validation: V rows.
         held_out: their scores (V,) by task, probabilities or on the label's transform.
         measured: scores (N,) by task, likewise.
-        method: of calibration (`export.calibration`); with `none` they are smeared alone.
+        method: of calibration (`export.calibration`); `none` leaves it out.
+        positive_by: tasks whose labels make an impression positive where negatives are
+            downsampled (`downsample.tasks`); all binary ones if empty.
+        weight: column of the rows' weights in training; None if all are equal.
+
+    Raises:
+        DataError: the validation split lacks a column.
     """
+    weights = None if weight is None else validation.weights(weight)
+    sampled, times = _whole(validation, SAMPLED), _whole(validation, TIME)
+    # Before tasks are left out: an impression is positive by their labels, too.
+    shares = negative_shares(
+        contract,
+        statistics.negatives_kept,
+        positive_by,
+        validation.labels(contract),
+        np.zeros(len(validation), bool) if sampled is None else sampled == 1,
+        weights,
+    )
     contract = contract.model_copy(
         update={"tasks": {n: task for n, task in contract.tasks.items() if n in held_out}}
     )
     labels = validation.labels(contract)
-    times = None
-    if TIME in validation.table.column_names:
-        times = np.asarray(validation.table[TIME].cast("int64").fill_null(0))
     logits = {
-        split: {name: _logit(contract, statistics, name, of[name]) for name in contract.tasks}
+        split: {
+            name: _logit(contract, statistics, name, of[name]) + np.log(shares.get(name, 1.0))
+            for name in contract.tasks
+        }
         for split, of in (("held out", held_out), ("measured", measured))
     }
     curves: calibration.Calibration = {}
     if method != "none":
-        fitted = calibration.fit(contract, statistics, method, logits["held out"], labels, times)
-        curves = fitted.curves
+        curves = calibration.fit(
+            contract, statistics, method, logits["held out"], labels, times, weights
+        ).curves
     right = {
         split: {
             name: np.asarray(keras.ops.convert_to_numpy(z), np.float64)
@@ -76,21 +99,23 @@ def corrected(
         }
         for split, of in logits.items()
     }
-    found = Corrected({}, {}, {})
-    for t, (name, task) in enumerate(contract.tasks.items()):
+    factors = smearing_factors(contract, statistics, right["held out"], labels, weights)
+    found = Corrected({}, {}, factors)
+    for name, task in contract.tasks.items():
         of_task, z = statistics.tasks[name], right["measured"][name]
         score = scores.score(task, of_task, z.astype(np.float32))
         found.scores[name] = np.asarray(keras.ops.convert_to_numpy(score), np.float64)
         found.means[name] = found.scores[name]
-        if task.type == "binary":
-            continue
-        known = ~np.isnan(labels[:, t])
-        predicted = right["held out"][name][known] * of_task.std + of_task.mean
-        factor = smearing_factor(task, predicted, labels[known, t].astype(np.float64))
-        if factor is not None:
-            found.factors[name] = factor
-            found.means[name] = smear(task, z * of_task.std + of_task.mean, factor)
+        if name in factors:
+            found.means[name] = smear(task, z * of_task.std + of_task.mean, factors[name])
     return found
+
+
+def _whole(rows: Rows, name: str) -> np.ndarray | None:
+    """A column (N,) as whole numbers, 0 where it is null; None if there is none."""
+    if name not in rows.table.column_names:
+        return None
+    return np.asarray(rows.table[name].cast("int64").fill_null(0))
 
 
 def _logit(contract: Contract, statistics: Statistics, name: str, values: np.ndarray) -> np.ndarray:

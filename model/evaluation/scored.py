@@ -36,6 +36,10 @@ class Scored:
         smeared: tasks learnt on a logarithm whose scores are means in the label's own units
             (`export.smearing`); others' are near the median.
         calibration: how an export calibrated them (`export.calibration`), where that helped.
+        positive_by: of a version, the tasks whose labels make an impression positive where
+            negatives are downsampled, which it is corrected for; empty for all binary tasks. None
+            of a checkpoint, which is not corrected.
+        weight: column of the rows' weights by which an export fitted its corrections.
     """
 
     contract: Contract
@@ -44,6 +48,8 @@ class Scored:
     predictions: Predictions | None = None
     smeared: frozenset[str] = frozenset()
     calibration: CalibrationMethod = "none"
+    positive_by: tuple[str, ...] | None = None
+    weight: str | None = None
 
     def __post_init__(self) -> None:
         for name, values in (self.scores | {"score": self.combined}).items():
@@ -199,6 +205,8 @@ class _Version:
             found["score"],
             smeared=frozenset(self._metrics.get("smearing", {})),
             calibration=self._metrics.get("calibration", {"method": "none"}).get("method", "auto"),
+            positive_by=tuple(self._metrics.get("negatives", {}).get("positive_by", ())),
+            weight=self._metrics.get("row_weight"),
         )
 
     def experts(self, rows: Rows) -> dict[str, NDArray[np.float64]] | None:

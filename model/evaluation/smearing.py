@@ -7,9 +7,14 @@ is the same where they do not depend on the prediction.  On Deskdrop they do: lo
 more, and his factor is a quarter too high.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from multigate.configs.contract import Contract
 from multigate.configs.sections.labels import Task
+from multigate.configs.statistics import Statistics
+from multigate.model.evaluation.calibration import counted
 from multigate.model.ranker.scores import as_score, transform
 
 
@@ -37,6 +42,34 @@ def smearing_factor(
         for by in (1.0, factor)
     )
     return factor if after < before else None
+
+
+def smearing_factors(
+    contract: Contract,
+    statistics: Statistics,
+    logits: Mapping[str, np.ndarray],
+    labels: np.ndarray,
+    weights: np.ndarray | None = None,
+) -> dict[str, float]:
+    """The factor S of each task trained on a logarithm, where it lowers the RMSE on these rows.
+
+    Args:
+        contract: tasks.
+        statistics: of the training split.
+        logits: (N,) by task.
+        labels: (N, T) in own units, NaN where masked.
+        weights: (N,) of the rows; None if all are equal.
+    """
+    found = {}
+    for t, (name, task) in enumerate(contract.tasks.items()):
+        known = counted(labels[:, t], weights)
+        of_task = statistics.tasks[name]
+        predicted = logits[name][known].astype(np.float64) * of_task.std + of_task.mean
+        w = None if weights is None else weights[known]
+        factor = smearing_factor(task, predicted, labels[known, t].astype(np.float64), w)
+        if factor is not None:
+            found[name] = factor
+    return found
 
 
 def smear(task: Task, predicted: np.ndarray, factor: float) -> np.ndarray:

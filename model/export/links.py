@@ -22,7 +22,6 @@ correct them twice.  Smearing comes after calibration: calibration makes the mea
 of training, and S, measured on calibrated logits, then makes the mean right in the label's units.
 """
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -38,18 +37,21 @@ from multigate.model.data.examples import Examples, read_split
 from multigate.model.evaluation import calibration as calibrations
 from multigate.model.evaluation.calibration import Calibration, CalibrationReport, Curve
 from multigate.model.evaluation.evaluate import Predictions
-from multigate.model.evaluation.smearing import smearing_factor
+from multigate.model.evaluation.negatives import negative_shares
+from multigate.model.evaluation.smearing import smearing_factors
 from multigate.model.ranker import scores
 
 
 class NegativesReport(TypedDict):
     """The correction of downsampled negatives.
 
-    `kept` is the share of the impressions without a positive label that training held; `tasks` has
-    each task's share, and log loss and calibration error on test rows before and after.
+    `kept` is the share of the impressions without a positive label that training held, and
+    `positive_by` the tasks whose labels make one positive; `tasks` has each task's share, and log
+    loss and calibration error on test rows before and after.
     """
 
     kept: float
+    positive_by: list[str]
     tasks: dict[str, dict[str, Any]]
 
 
@@ -62,8 +64,12 @@ class SmearingReport(TypedDict):
 
 
 class LinkReport(TypedDict, total=False):
-    """What metrics.json says of the links; each entry only where it takes part."""
+    """What metrics.json says of the links; each entry only where it takes part.
 
+    `row_weight` is the column of the rows' weights, by which all of them are fitted.
+    """
+
+    row_weight: str
     negatives: NegativesReport
     calibration: CalibrationReport
     smearing: dict[str, SmearingReport]
@@ -92,16 +98,18 @@ def fit(
     weights = validation.weights
     logits = Predictions(loaded.ranker, contract, statistics, validation).logits
     report: LinkReport = {}
+    if loaded.config.row_weight is not None:
+        report["row_weight"] = loaded.config.row_weight
     curves: dict[str, Curve] = {}
     if kept < 1:
-        downsample = loaded.config.pipeline.downsample
-        names = () if downsample is None else downsample.tasks
+        names = loaded.config.downsampled_by()
         column = _column(examples, SAMPLED)
         sampled = np.zeros(len(validation), bool) if column is None else column == 1
         shares = negative_shares(contract, kept, names, validation.labels, sampled, weights)
         curves = {task: shift(float(np.log(share))) for task, share in shares.items()}
         report["negatives"] = {
             "kept": kept,
+            "positive_by": names,
             "tasks": {
                 task: {"share": share} | _shifted(contract, curves[task], task, predictions, rows)
                 for task, share in shares.items()
@@ -154,39 +162,6 @@ def _shifted(
     return {"before": before, "after": after, "rows": int(known.sum())}
 
 
-def negative_shares(
-    contract: Contract,
-    kept: float,
-    tasks: Sequence[str],
-    labels: np.ndarray,
-    sampled: np.ndarray,
-    weights: np.ndarray | None = None,
-) -> dict[str, float]:
-    """The share of its negatives that each binary task was trained on; shares of 1 are left out.
-
-    Args:
-        contract: tasks.
-        kept: share of the impressions without a positive label that training held.
-        tasks: an impression is positive if one of these tasks has a positive label; if none is
-            given, all binary tasks count.
-        labels: (N, T) of a split that is not downsampled, NaN where masked.
-        sampled: (N,) bool, sampled negatives.
-        weights: (N,) of the rows; None if all are equal.
-    """
-    binary = contract.binary_tasks()
-    if kept == 1:
-        return {}
-    column = {name: t for t, name in enumerate(contract.tasks)}
-    positive = (labels[:, [column[name] for name in tasks or binary]] == 1).any(axis=1)
-    stays = np.where(positive | sampled, 1.0, kept)  # (N,) chance to be in training
-    found = {}
-    for name in binary:
-        negative = np.where(labels[:, column[name]] == 0, 1.0 if weights is None else weights, 0.0)
-        if negative.any() and (share := float(np.average(stays, weights=negative))) < 1:
-            found[name] = share
-    return found
-
-
 def shift(offset: float) -> Curve:
     """The logit plus an offset."""
     return Curve(np.zeros(1, np.float32), np.array([offset], np.float32), 1.0)
@@ -200,34 +175,6 @@ def shift_input(curve: Curve, offset: float) -> Curve:
 def shift_output(curve: Curve, offset: float) -> Curve:
     """The curve plus an offset."""
     return curve._replace(y=(curve.y + offset).astype(np.float32))
-
-
-def smearing_factors(
-    contract: Contract,
-    statistics: Statistics,
-    logits: Mapping[str, np.ndarray],
-    labels: np.ndarray,
-    weights: np.ndarray | None = None,
-) -> dict[str, float]:
-    """The factor S of each task trained on a logarithm, where it lowers the RMSE on these rows.
-
-    Args:
-        contract: tasks.
-        statistics: of the training split.
-        logits: (N,) by task.
-        labels: (N, T) in own units, NaN where masked.
-        weights: (N,) of the rows; None if all are equal.
-    """
-    found = {}
-    for t, (name, task) in enumerate(contract.tasks.items()):
-        known = calibrations.counted(labels[:, t], weights)
-        of_task = statistics.tasks[name]
-        predicted = logits[name][known].astype(np.float64) * of_task.std + of_task.mean
-        w = None if weights is None else weights[known]
-        factor = smearing_factor(task, predicted, labels[known, t].astype(np.float64), w)
-        if factor is not None:
-            found[name] = factor
-    return found
 
 
 def rmse(

@@ -1,9 +1,12 @@
 """Scores of another library are put right as an export puts ours right."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
@@ -11,8 +14,9 @@ from multigate.configs.files import ExamplesFolder
 from multigate.configs.sections.model import CalibrationMethod
 from multigate.configs.statistics import Statistics
 from multigate.model.baselines import lightgbm_baseline
-from multigate.model.data.rows import read_rows
+from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation.against_baseline import compare_with_baseline
+from multigate.model.evaluation.combine import combine
 from multigate.model.evaluation.corrections import corrected
 from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.evaluation.scored import Scored
@@ -97,3 +101,112 @@ def test_lightgbm_is_calibrated_beside_a_version_and_not_beside_a_checkpoint(
         losses[method] = loss(method)
         assert losses[method] == pytest.approx(log_loss(y, put_right.scores["click"]))
     assert len(set(losses.values())) > 1
+
+
+class Unsure(lightgbm_baseline.LightGBM):
+    """LightGBM that knows its tasks less well: lists can be in a worse order."""
+
+    def outputs(self, rows: Rows) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(0)
+        found = {}
+        for name, outputs in super().outputs(rows).items():
+            p = np.clip(outputs, 0.05, 0.95)
+            found[name] = 1 / (1 + (1 - p) / p * np.exp(rng.normal(0, 2, len(p))))
+        return found
+
+
+def test_lightgbm_is_corrected_for_the_negatives_that_a_version_is_corrected_for(
+    tiny: Any, examples: Path, tmp_path: Path
+) -> None:
+    """The same logits on both sides are level; LightGBM's were 20 times too high, and lost."""
+    kept = 0.05
+    folder = tmp_path / "examples"
+    shutil.copytree(examples, folder)
+    path = ExamplesFolder(folder).statistics
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"negatives_kept": kept}))
+    contract = tiny.config.contract
+    tasks = {
+        name: contract.tasks[name].model_copy(update={"score_weight": weight})
+        for name, weight in (("click", 1.0), ("like", 2.0))
+    }
+    contract = contract.model_copy(update={"tasks": tasks})
+    baseline = Unsure(**vars(lightgbm_baseline.fit(folder, contract)))
+    rows = read_rows(folder, "test")
+    raw = baseline.scores(rows)
+    y = read_rows(folder, "validation").labels(contract)
+    # Of a task's negatives, those that are the other one's positives all stay.
+    share = {
+        "click": np.mean(np.where(y[y[:, 0] == 0, 1] == 1, 1.0, kept)),
+        "like": np.mean(np.where(y[y[:, 1] == 0, 0] == 1, 1.0, kept)),
+    }
+    served = {n: p / (p + (1 - p) / share[n]) for n, p in raw.items()}
+    resamples = Resamples(rows.codes(contract.user), 50)
+
+    def compared(scores: dict[str, np.ndarray], positive_by: tuple[str, ...] | None) -> Any:
+        ours = Scored(contract, scores, combine(contract, scores), positive_by=positive_by)
+        return compare_with_baseline(ours, baseline, rows, resamples, folder)
+
+    found = compared(served, ())
+    assert found["ranking"]["difference"]["value"] == pytest.approx(0, abs=1e-6)
+    uncorrected = compared(served, None)["ranking"]
+    assert uncorrected["difference"]["value"] != pytest.approx(0, abs=1e-3)
+    for name in tasks:
+        loss = found["tasks"][name]["measures"]["log_loss"]
+        assert loss["production"]["value"] == pytest.approx(loss["candidate"]["value"], rel=1e-4)
+        known = ~np.isnan(rows.labels(contract)[:, list(tasks).index(name)])
+        measured = log_loss(rows.labels(contract)[known, list(tasks).index(name)], raw[name][known])
+        assert measured != pytest.approx(loss["production"]["value"], rel=0.05)
+    # A checkpoint's scores are not corrected yet, and LightGBM's beside them are not either.
+    assert compared(raw, None)["ranking"]["difference"]["value"] == 0
+    # Of clicks alone, all negatives were drawn from; likes without a click lost theirs, too.
+    loss = compared(served, ("click",))["tasks"]["click"]["measures"]["log_loss"]
+    p = raw["click"] / (raw["click"] + (1 - raw["click"]) / kept)
+    assert loss["production"]["value"] == pytest.approx(
+        log_loss(rows.labels(contract)[:, 0], p), rel=1e-4
+    )
+
+
+def test_a_task_without_scores_makes_impressions_positive_all_the_same(
+    tiny: Any, examples: Path
+) -> None:
+    contract = tiny.config.contract
+    statistics = Statistics.read(ExamplesFolder(examples).statistics)
+    statistics = statistics.model_copy(update={"negatives_kept": 0.25})
+    validation = read_rows(examples, "validation")
+    y = validation.labels(contract)
+    half = {"click": np.full(len(validation), 0.5)}
+    found = corrected(contract, statistics, validation, half, half, "none", ("like",))
+    share = np.mean(np.where(y[y[:, 0] == 0, 2] == 1, 1.0, 0.25))
+    assert found.scores["click"] == pytest.approx(share / (1 + share))
+
+
+def test_row_weights_count_in_the_corrections(tiny: Any, examples: Path) -> None:
+    """As in an export: the weighted rate, and the weighted mean in the label's own units."""
+    contract = tiny.config.contract
+    statistics = Statistics.read(ExamplesFolder(examples).statistics)
+    rows = read_rows(examples, "validation")
+    y = rows.labels(contract)
+    rng = np.random.default_rng(0)
+    weights = np.where(y[:, 0] == 1, rng.choice([4.0, 12.0], len(y)), 1.0)
+    long = np.nan_to_num(y[:, 1]) > np.nanmedian(y[:, 1])
+    weights[long] *= 5
+    column = pa.array(weights.astype(np.float32))
+    validation = Rows(rows.source, rows.table.append_column("meta/mine", column))
+    click = 1 / (1 + np.exp(rng.normal(1 - 2 * y[:, 0], 1.2)))
+    logs = np.nan_to_num(transform(contract.tasks["dwell"], y[:, 1]))
+    given = {"click": click, "dwell": 0.6 * logs}
+
+    def put_right(weight: str | None, method: CalibrationMethod) -> Any:
+        return corrected(contract, statistics, validation, given, given, method, weight=weight)
+
+    found, alike = (put_right(weight, "platt") for weight in ("meta/mine", None))
+    rate = np.average(y[:, 0], weights=weights)
+    assert rate > y[:, 0].mean() + 0.2
+    assert np.average(found.scores["click"], weights=weights) == pytest.approx(rate, abs=0.01)
+    assert alike.scores["click"].mean() == pytest.approx(y[:, 0].mean(), abs=0.01)
+    found, alike = (put_right(weight, "none") for weight in ("meta/mine", None))
+    known = ~np.isnan(y[:, 1])
+    for one, w in ((found, weights[known]), (alike, np.ones(known.sum()))):
+        sums = [np.sum(w * (1 + of[known])) for of in (y[:, 1], one.scores["dwell"])]
+        assert one.factors["dwell"] == pytest.approx(sums[0] / sums[1], rel=1e-4)
+    assert found.factors["dwell"] != pytest.approx(alike.factors["dwell"], rel=0.01)

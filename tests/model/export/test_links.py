@@ -174,6 +174,8 @@ def test_an_export_calibrates_to_the_weighted_rows(case, tmp_path) -> None:
     assert rate > labels[known].mean() + 0.2
     p = np.average(np.asarray(scores["click"])[known], weights=weights[known])
     assert p == pytest.approx(rate, abs=0.1)
+    # By these weights LightGBM beside it is calibrated.
+    assert score(version, read_rows(folder, "test")).weight == "meta/mine"
 
 
 @pytest.mark.slow
@@ -222,6 +224,10 @@ def test_an_export_corrects_and_smears_and_says_so(case, tmp_path) -> None:
     assert loss == pytest.approx(
         -np.mean(labels * np.log(p) + (1 - labels) * np.log1p(-p)), rel=1e-4
     )
+    # By these positives LightGBM beside it is corrected, and beside a checkpoint it is not.
+    rows = read_rows(case.examples, "test")
+    assert score(version, rows).positive_by == ("click",)
+    assert score(checkpoint, rows).positive_by is None
 
 
 @pytest.mark.slow
