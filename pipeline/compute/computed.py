@@ -161,6 +161,7 @@ def with_entries(
             log, order = config.pipeline.log, [pl.col("time")]
             if isinstance(log, EventLog):
                 order.append(pl.col("event") != log.impression)
+            order.append(pl.col("fingerprint"))  # a sort by `order_by` leaves ties in no order
             given = pl.col(FEATURE + name)
             told = pl.when(given.is_not_null()).then(pl.col("time"))
             value, then = (

@@ -107,6 +107,23 @@ def test_entries_of_an_event_log(tmp_path: Path, seed: int | None) -> None:
     assert audit.audit(config, data, tmp_path / "examples")["examples"] == len(found)
 
 
+def test_later_events_change_no_earlier_entry(tmp_path: Path) -> None:
+    """Likes of one instant, some without a topic: many later ones do not change their order."""
+    rng = random.Random(0)
+    rows = [(0, "VIEW", "a", "w")]
+    for at in range(1, 60):
+        rows += [(10 * at, "LIKE", "a", topic) for topic in ("", *rng.sample("xyz", 2))]
+        rows += [(10 * at, "VIEW", item, "") for item in "ab"]
+    config, found = make_config(HISTORY | {"events": ["LIKE"]}), []
+    for name, some in (("less", rows[:151]), ("more", rows)):
+        data = write_log(tmp_path / name, some)
+        job.run(config, data, tmp_path / f"{name}-out")
+        found.append(examples(tmp_path / f"{name}-out").filter(pl.col("item_id") == "b"))
+        audit.audit(config, data, tmp_path / f"{name}-out")
+    lists = [found[k].sort("meta/time")["recent__topic"].to_list() for k in (0, 1)]
+    assert lists[0] == lists[1][: len(lists[0])]
+
+
 @pytest.mark.parametrize(
     ("name", "wrong", "message"),
     [
