@@ -188,7 +188,8 @@ def check(config: Config) -> None:
     """Check that the contract fits the log's shape.
 
     Raises:
-        ConfigError: the user or the item is no column of the log, or a side table is missing.
+        ConfigError: the user or the item is no column of the log, a side table is missing, or
+            negatives would lack a feature that every example must have.
     """
     contract, columns = config.contract, config.pipeline.log.columns
     for name, column in ((contract.user, columns.user), (contract.item, columns.item)):
@@ -220,6 +221,7 @@ def check(config: Config) -> None:
                 f"contract.features.{wrong[0]}: a feature of the {source} table cannot be of side "
                 f"{names[wrong[0]].side!r}"
             )
+    _check_ever(config)
     for name, feature in contract.features.items():
         pattern = getattr(feature, "pattern", None)
         if pattern is not None:
@@ -235,6 +237,20 @@ def _check_visits(config: Config) -> None:
             f"contract.features.{next(iter(features))}: is of the user's past, and the log names "
             "no user; name the user's column under pipeline.log.columns.user (derive makes one of "
             "several columns), or leave the feature out (of rates: of: [item])"
+        )
+
+
+def _check_ever(config: Config) -> None:
+    """Of all items that are ever shown, some have no row in a dated table yet."""
+    pipeline = config.pipeline
+    if pipeline.negatives is None or pipeline.negatives.exclude != "ever":
+        return
+    needed = [n for n, f in table_features(config, "items").items() if f.missing == "error"]
+    if needed and pipeline.items is not None and pipeline.items.time is not None:
+        raise ConfigError(
+            f"pipeline.negatives.exclude: 'ever' draws items that the dated table pipeline.items "
+            f"holds only later, and contract.features.{needed[0]} may not be missing; take "
+            "exclude: past, or missing: indicator"
         )
 
 

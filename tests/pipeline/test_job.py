@@ -284,3 +284,8 @@ def test_contracts_that_do_not_fit_the_log_are_refused(event_config, tmp_path):
     changes = {"contract.features.topic": {"kind": "id", "side": "item", "source": "items"}}
     with pytest.raises(ConfigError, match=r"topic: source: items needs pipeline\.items"):
         run(event_config(**changes), tmp_path, tmp_path / "out")
+    # An item can be a negative before its first row, which would lack the topic.
+    changes["pipeline.items"] = {"files": ["items.csv"], "key": "item", "time": "since"}
+    changes["pipeline.negatives"] = {"exclude": "ever"}
+    with pytest.raises(ConfigError, match=r"exclude: 'ever' .* contract\.features\.topic may not"):
+        run(event_config(**changes), tmp_path, tmp_path / "out")
