@@ -193,8 +193,9 @@ class Explode(Frozen):
     columns: tuple[str, ...] = Field(min_length=1, examples=[["shown"]])
     """Columns of lists (JSON, Parquet), or of texts with `separator` between their values. A row
     becomes as many rows as its lists have values; each has one value of each of these columns, and
-    the other columns' values. A blank value is missing and keeps its place; where all columns have
-    one, there is no row. A row whose lists differ in length is rejected."""
+    the other columns' values. A blank value is missing and keeps its place (an empty text beside
+    lists of one value is one); where all columns have one, there is no row. A row whose lists
+    differ in length is rejected."""
     separator: str = Field("|", min_length=1)
     """Splits texts into lists."""
 

@@ -272,10 +272,18 @@ def with_lists(frame: pl.DataFrame, names: Sequence[str], separator: str) -> pl.
     """The rows with these columns as lists of texts, in which a blank value keeps its place.
 
     Blanks at the end of a list go where its row's lists would else differ in length: of `a|b|`
-    beside `1|0` the separator ends the list.
+    beside `1|0` the separator ends the list. An empty text is one blank where no list of its row
+    has more than one value, and some list has one.
     """
+    texts = [name for name in names if not isinstance(frame[name].dtype, pl.List | pl.Array)]
     whole = [as_lists(frame[name], separator, blanks=True) for name in names]
     frame = frame.with_columns(whole)
+    single = pl.max_horizontal(_lengths(names)) == 1
+    blank = pl.lit(pl.Series([[None]], dtype=pl.List(pl.String)))
+    frame = frame.with_columns(
+        pl.when(single & pl.col(name).is_null()).then(blank).otherwise(name).alias(name)
+        for name in texts
+    )
     later = pl.element().is_not_null().reverse().cum_max().reverse()
     cut = [pl.col(name).list.eval(pl.element().filter(later)) for name in names]
     even = _is_even(names)

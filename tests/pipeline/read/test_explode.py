@@ -109,6 +109,22 @@ def test_blanks_keep_their_places(kind, impression_config, read_examples, tmp_pa
     assert sorted(reasons) == ["item: missing", "shown and prices: expected lists of one length"]
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_one_item_may_lack_a_value(kind, impression_config, read_examples, tmp_path):
+    """As text, its list is the empty one's; in other formats it holds a blank."""
+    rows = [(1_700_300_000, "u1", ["7"], [None], ["7"]), (1_700_300_100, "u2", ["8"], [8.5], [])]
+    changes = EXPLODED | write(tmp_path, kind, NAMES, [*ROWS, *rows])
+    changes["contract.features"] = changes["contract.features"] | {
+        "price": {"kind": "number", "side": "item", "column": "prices", "missing": "indicator"}
+    }
+    run(impression_config(**changes), tmp_path, tmp_path / "out")
+    made = read_examples(tmp_path / "out").filter(pl.col("meta/time") >= 1_700_300_000_000_000)
+    assert made.sort("meta/time").select("user_id", "item_id", "price", "label/click").rows() == [
+        ("u1", 7, None, 1),
+        ("u2", 8, 8.5, 0),
+    ]
+
+
 def test_a_separator_may_end_a_list():
     rows = pl.DataFrame(
         {"shown": ["a;b;", "a;;b", "a;b;c", "a;b"], "flag": ["1;0", "1;0", "1;0;", "1"]}
