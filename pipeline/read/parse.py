@@ -131,7 +131,8 @@ def parse_time(
             times = _scale(whole, unit)
         expected = f"a number of {unit} since 1970"
         if unknown is not None:
-            stands = (whole == unknown).fill_null(False)
+            # As numbers: some write 0 as 0.0 in columns where other rows have none.
+            stands = (given.cast(pl.Float64, strict=False) == unknown).fill_null(False)
             given, times = _without(given, stands), _without(times, stands)
     bad = _reasons(times.is_null() & given.is_not_null(), f"expected {expected}")
     outside = (times < _EARLIEST[first_year]) | (times >= _LATEST)

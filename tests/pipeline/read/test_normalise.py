@@ -52,6 +52,11 @@ def test_milliseconds_microseconds_and_numbers_that_are_no_text():
 
 def test_an_unknown_time_is_null_and_no_reject():
     check(parse_time(text("0", "5"), "s", 0), [None, at(1970, 1, 1, 0, 0, 5)])
+    # As pandas writes whole numbers beside missing ones; half a second is a time.
+    check(parse_time(text("0.0", "5.0"), "s", 0), [None, at(1970, 1, 1, 0, 0, 5)])
+    check(parse_time(text("-1.0", "5.0"), "s", -1), [None, at(1970, 1, 1, 0, 0, 5)])
+    half = at(1970, 1, 1, 0, 0, 0, 500_000)
+    check(parse_time(pl.Series([0.0, 0.5]), "s", 0), [None, half])
 
 
 def test_iso_times():
