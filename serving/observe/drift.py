@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -41,8 +42,6 @@ _GATHER_SECONDS = 0.5
 _LEAST_CALLS, _LEAST_ROWS = 300, 1000
 """What a window needs before it is compared.  The candidates of a call share its user: with few
 calls, chance alone passes the thresholds."""
-_WINDOWS = 16
-"""Most windows; the oldest are those of versions that are gone."""
 _REPEAT_AFTER = 600.0
 """Seconds before a warning that says nothing new."""
 
@@ -95,7 +94,8 @@ class DriftMonitor:
         self._share_threshold = options.watch_share
         self._metrics = metrics
         self._queue = GatherQueue[_Watched](_QUEUED, _TOGETHER, _GATHER_SECONDS)
-        self._windows: dict[tuple[str, int], _Window] = {}
+        # By the version itself: a reload may bring another one of the same name and number.
+        self._windows: WeakKeyDictionary[RankerVersion, _Window] = WeakKeyDictionary()
         self._warned: dict[str, tuple[frozenset[str], float]] = {}
         self._thread: SupervisedThread | None = None
         if self._rate > 0:
@@ -157,7 +157,8 @@ class DriftMonitor:
             counted: what their version counted.
         """
         ranker, rows = calls[0].ranker, calls[0].rows
-        model, window = ranker.model, self._window(ranker)
+        model = ranker.model
+        window = self._windows.setdefault(ranker, _Window(time.monotonic()))
         window.calls += len(calls)
         window.rows += len(calls) * rows
         if (experts := counted.get(EXPERTS)) is not None:
@@ -190,15 +191,7 @@ class DriftMonitor:
             and window.rows >= _LEAST_ROWS
         ):
             self._compare(model, ranker.reference, window)
-            del self._windows[model, ranker.number]
-
-    def _window(self, ranker: RankerVersion) -> _Window:
-        key = ranker.model, ranker.number
-        if key not in self._windows:
-            if len(self._windows) >= _WINDOWS:
-                del self._windows[next(iter(self._windows))]
-            self._windows[key] = _Window(time.monotonic())
-        return self._windows[key]
+            del self._windows[ranker]
 
     def _counted(self, calls: Sequence[_Watched]) -> tuple[Arrays, Arrays]:
         """The inputs of all calls, and what their version counts in them.

@@ -15,7 +15,7 @@ from multigate.serving.core.layout import SCORE
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.observe import drift
-from multigate.serving.observe.drift import _LEAST_CALLS, _WINDOWS, DriftMonitor
+from multigate.serving.observe.drift import _LEAST_CALLS, DriftMonitor
 from multigate.serving.versions.reference import Histogram, Reference, stability_index
 
 ITEMS = [f"i{n}" for n in range(1, 41)]  # the small model knows i0 to i49
@@ -327,11 +327,53 @@ def test_versions_that_are_gone_are_not_kept(tmp_path, until):
     monitor = DriftMonitor(
         ServerOptions(model_name="m", model_base_path=tmp_path, watch_rate=1.0), ServerMetrics()
     )
-    for number in range(2 * _WINDOWS):
+    for number in range(32):
         version = Gone(number)
         monitor.add(version, {}, {SCORE: np.zeros(1)})
         gone = weakref.ref(version)
         del version
         until(lambda gone=gone: gone() is None, "the end of the version")
     monitor.close()
-    assert list(monitor._windows) == [("m", number) for number in range(_WINDOWS, 2 * _WINDOWS)]
+    assert not monitor._windows
+
+
+def test_a_window_has_the_calls_of_one_version_alone(some_calls, monkeypatch):
+    """A reload may bring another model under the same name and number."""
+    monkeypatch.setattr(drift, "_LEAST_CALLS", len(some_calls))
+    first = some_calls[0][0]
+    other = copy.copy(first)
+    other.reference = copy.deepcopy(first.reference)
+    for histogram in other.reference.scores.values():  # of other scores, in fewer bins
+        object.__setattr__(histogram, "inner", histogram.inner[:9] + 7.0)
+        object.__setattr__(histogram, "counts", histogram.counts[:10])
+    of_other = [(other, *call[1:]) for call in some_calls]
+    told, alone = watch(some_calls[:20] + of_other), watch(of_other)
+    assert told['multigate_watched_calls_total{model="small",result="watched"}'] == 20 + 32
+    shifts = {name for name in told if name.startswith(("multigate_share", "multigate_score_st"))}
+    assert shifts
+    assert {name: told[name] for name in shifts} == {name: alone[name] for name in shifts}
+
+
+def test_every_model_has_its_window(some_calls, monkeypatch):
+    """Of more than sixteen, none had one for long enough to be compared."""
+    monkeypatch.setattr(drift, "_LEAST_CALLS", 3)
+    monkeypatch.setattr(drift, "_LEAST_ROWS", 3)
+    first = some_calls[0][0]
+    rankers = [copy.copy(first) for _ in range(20)]
+    for number, ranker in enumerate(rankers):
+        ranker.model = f"m{number}"
+    metrics = ServerMetrics()
+    options = ServerOptions(
+        model_name="m", model_base_path=Path("models"), watch_rate=1.0, watch_seconds=0.0
+    )
+    monitor = DriftMonitor(options, metrics)
+    for call in some_calls[:3]:
+        for ranker in rankers:
+            monitor.add(ranker, *call[1:])
+    monitor.close()
+    name, labels = "multigate_score_stability_index", {"task": "click"}
+    found = [
+        metrics.registry.get_sample_value(name, labels | {"model": ranker.model})
+        for ranker in rankers
+    ]
+    assert None not in found
