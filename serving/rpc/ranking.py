@@ -234,8 +234,10 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
             user: the RecommendRequest whose user it is; None: the RankRequest's own.
         """
         ranker, parsed, outputs = answered.ranker, answered.parsed, answered.outputs
-        if self._drift is not None and (side is None or ranker.number != side.trial.version):
-            self._drift.add(ranker, parsed.inputs, outputs)
+        if self._drift is not None:
+            tried = self._models.trial(ranker.model)
+            if tried is None or tried[1] is not ranker:  # which a call may name, too
+                self._drift.add(ranker, parsed.inputs, outputs)
         impressions = self._impressions
         if impressions is not None and not impressions.wants(answered.response.request_id):
             impressions = None

@@ -18,6 +18,7 @@ from multigate.jobs.publication import trial as trials
 from multigate.jobs.publication.base_folder import Base
 from multigate.serving.client import RankClient
 from multigate.serving.client.packing import model_spec, rank_request
+from multigate.serving.observe.drift import DriftMonitor
 from multigate.serving.observe.side import side_of
 from multigate.serving.protos import ranking_pb2
 from multigate.serving.versions.manager import VersionManager
@@ -141,6 +142,19 @@ def test_the_canary_answers_its_users_until_it_is_promoted(base, tmp_path, run_s
         (user, version, "canary" if version == 2 else "stable", 2)
         for user, version in expected.items()
     }
+
+
+def test_drift_is_measured_for_production_alone(base, run_server, monkeypatch):
+    watched = []
+    monkeypatch.setattr(
+        DriftMonitor, "add", lambda self, ranker, *call: watched.append(ranker.number)
+    )
+    trials.begin(Base(base), 2, 100.0, None)
+    with run_server(base) as running, RankClient(running.target, timeout=120) as client:
+        assert call(client, "u1").model_version == 2
+        assert call(client, "u1", version=2).model_version == 2
+        assert call(client, "u1", version=1).model_version == 1
+    assert watched == [1]
 
 
 def test_a_user_is_on_the_same_side_over_grpc_and_http(base, run_server, rest):
