@@ -1,7 +1,7 @@
 """The impression log: what was ranked, sampled, as rows that the pipeline reads back.
 
 One row per item of an answer: the features as the model got them, each in the column that the
-contract reads from a log (null where missing), and these columns:
+contract reads from a log (null where missing; see `feature_columns`), and these columns:
 
     ranked/time            when it was answered
     ranked/request_id      the call; feedback joins on it and the item
@@ -30,8 +30,10 @@ from multigate.configs.contract import (
     LENGTH,
     PRESENT,
     Contract,
+    IdFeature,
     IdListFeature,
     NumberFeature,
+    TextFeature,
     VectorFeature,
 )
 from multigate.serving.core.background import SupervisedThread
@@ -44,6 +46,8 @@ from multigate.serving.observe.side import Side, sampled
 
 _QUEUED_ROWS = 100_000  # some 50 MB with a dozen features
 _POSITION = "position"
+_OWN = "ranked/feature/"
+"""Before the names of features whose column another one has."""
 _TOGETHER = 2000
 """Rows that are made together."""
 _GATHER_SECONDS = 2.0
@@ -206,16 +210,52 @@ def rows_of(pa: Any, calls: Sequence[Ranked], features: Collection[str] | None =
     for task in contract.tasks:
         columns[f"ranked/score/{task}"] = pa.array(by_row(task))
     inputs = [call.inputs for call in calls]
+    own = feature_columns(contract, columns.keys())
     for name, feature in contract.features.items():
         if features is not None and name not in features:
             continue
-        column = feature.column or name
+        column = own[name]
         if feature.kind == _POSITION:
             columns[column] = columns["ranked/position"]
         else:
             rows = order if feature.side == "item" else which
             columns[column] = _column(pa, name, feature, inputs, rows)
     return pa.table(columns)
+
+
+def feature_columns(contract: Contract, taken: Collection[str] = ()) -> dict[str, str]:
+    """The column of each feature: the one that the contract reads, unless another feature has it.
+
+    Several features may read one column, such as a title and the year in it, or columns of one name
+    in different tables.  The column goes to the feature that holds most of it, and the others have
+    one of their own, `ranked/feature/NAME`.
+
+    Args:
+        contract: the features.
+        taken: columns that no feature may have.
+    """
+
+    def loss(name: str) -> tuple[Any, ...]:
+        """Highest for the feature from which the least is known of its column."""
+        feature: Any = contract.features[name]
+        computed = any(
+            getattr(feature, key, None) for key in ("pattern", "age", "counter", "history", "entry")
+        )
+        return (
+            name not in (contract.user, contract.item),
+            feature.source != "log",
+            computed,
+            not isinstance(feature, IdFeature | TextFeature),  # these keep the text
+            feature.column not in (None, name),
+            name,  # not the order in the contract, which versions of one schema need not share
+        )
+
+    found, held = {}, set(taken)
+    for name in sorted(contract.features, key=loss):
+        column = contract.features[name].column or name
+        found[name] = f"{_OWN}{name}" if column in held else column
+        held.add(column)
+    return found
 
 
 def _sides(pa: Any, sides: Sequence[Side | None]) -> dict[str, tuple[Any, list[Any]]]:

@@ -22,10 +22,17 @@ from multigate.configs.sections.base import parse
 from multigate.configs.version_folders import Trial
 from multigate.pipeline import job
 from multigate.serving.client.rank_client import RankClient
-from multigate.serving.core.layout import SCORE
+from multigate.serving.core.layout import SCORE, empty_like, rank_layout
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.observe import impressions
-from multigate.serving.observe.impressions import ImpressionLog, Ranked, batches, rows_of, sampled
+from multigate.serving.observe.impressions import (
+    ImpressionLog,
+    Ranked,
+    batches,
+    feature_columns,
+    rows_of,
+    sampled,
+)
 from multigate.serving.observe.side import Side
 
 COLUMNS = {
@@ -93,6 +100,60 @@ def test_rows_are_the_answers_with_the_features_as_used(base, tmp_path, run_serv
         assert row["tags"] == (COLUMNS["tags"][index] or None)
         assert row["ranked/model_version"] == 1
     assert counted(running, "written") == 6
+
+
+SHARED = {
+    "label": {"kind": "id", "side": "item", "column": "title", "missing": "indicator"},
+    "number": {"kind": "number", "side": "item", "column": "title", "pattern": "(\\d+)$"},
+    "cost": {"kind": "number", "side": "item", "column": "price", "scale": "buckets"},
+    "price": {"kind": "number", "side": "item", "transform": "log1p"},
+    # A seller, whom the items' table calls a user.
+    "seller": {"kind": "id", "side": "item", "source": "items", "column": "user_id"},
+    "rank": {"kind": "number", "side": "context", "column": "ranked/position"},
+}
+
+
+def test_features_of_one_column_are_all_logged(tmp_path, contract):
+    said = contract.model_dump(exclude_unset=True)
+    said["features"] |= SHARED
+    shared = parse(Contract, said, "test")
+    columns = feature_columns(shared, {"ranked/position"})
+    assert {name: column for name, column in columns.items() if name != column} == {
+        "label": "title",
+        "number": "ranked/feature/number",
+        "cost": "ranked/feature/cost",
+        "seller": "ranked/feature/seller",
+        "rank": "ranked/feature/rank",
+    }
+    features = dict(reversed(shared.features.items()))
+    assert feature_columns(shared.model_copy(update={"features": features})) == (
+        columns | {"rank": "ranked/position"}
+    )
+    layout = rank_layout(shared)
+    inputs = {
+        name: empty_like(what.dtype, (2,) if what.axis == "rows" else (1,))
+        if what.dimensions == 1
+        else empty_like(what.dtype, (2 if what.axis == "rows" else 1, 1))
+        for name, what in layout.inputs.items()
+    }
+    inputs |= {
+        "user_id": np.array([b"u1"], object),
+        "seller": np.array([b"u7", b"u8"], object),
+        "label": np.array([b"Film 1", b"Film 2"], object),
+        "label" + PRESENT: np.array([True, True]),
+        "number": np.array([1, 2], np.float32),
+        "price": np.array([5, 6], np.float32),
+        "cost": np.array([7, 8], np.float32),
+        "rank": np.array([9], np.float32),
+    }
+    outputs = {name: np.ones(2, np.float32) for name in (SCORE, *shared.tasks)}
+    call = Ranked("m", 1, "s", shared, "r", inputs, outputs, np.arange(2), 0.0)
+    rows = rows_of(pa, [call]).to_pydict()
+    assert rows["user_id"] == ["u1", "u1"]
+    assert rows["ranked/feature/seller"] == ["u7", "u8"]
+    assert (rows["title"], rows["ranked/feature/number"]) == (["Film 1", "Film 2"], [1, 2])
+    assert (rows["price"], rows["ranked/feature/cost"]) == ([5, 6], [7, 8])
+    assert (rows["ranked/position"], rows["ranked/feature/rank"]) == ([0, 1], [9, 9])
 
 
 def test_the_pipeline_reads_the_log_joined_with_feedback(base, tmp_path, run_server, contract):
