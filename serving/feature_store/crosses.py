@@ -68,6 +68,8 @@ class Crosses:
     def answer(self, query: FeatureQuery, stored: FeatureAnswer) -> dict[str, Column]:
         """The columns of a query's rates by category, (N,) each.
 
+        There are none where the store has no table of users: the user may have labels.
+
         Args:
             query: the query before `stored`.
             stored: the store's answer to it; of one that failed there are no columns.
@@ -76,6 +78,8 @@ class Crosses:
         if stored.problem:
             return found
         for name in self.named(query.item_features):
+            if query.user is not None and name + CROSS_KEYS not in stored.columns:
+                continue
             cross = self._crosses[name]
             category = query.categories.get(cross.category, stored.columns.get(cross.category))
             totals = _look_up(name, category, stored.columns, len(query.items))

@@ -23,6 +23,7 @@ from multigate.configs.sections.pipeline import TimeSplit
 from multigate.jobs.requests import requests_from_examples
 from multigate.jobs.simulate import simulate
 from multigate.pipeline import job
+from multigate.serving.core.status import MissingValueError
 from multigate.serving.feature_store.online_features import OnlineFeatures
 from multigate.serving.feature_store.snapshot import Snapshot
 from multigate.serving.feature_store.snapshot_writer import write_snapshot
@@ -164,3 +165,23 @@ def test_a_topic_that_the_user_never_saw_has_the_prior(run):
     inputs = reader.read(request(row, columns=columns)).inputs
     assert inputs["user_topic_click_rate"].tolist() == [prior, prior]
     assert inputs["user_topic_click_count"].tolist() == [0, 0]
+
+
+def test_without_a_table_of_users_the_missing_rule_applies(run, root):
+    """`export.snapshot: items`: nothing is known of the user, who may have labels."""
+    contract, _, rows = run
+    write_snapshot(root / "examples", root / "items", ["items"])
+    snapshot = Snapshot(root / "items", contract, contract.schema_fingerprint())
+    reader = RequestReader(contract, 10, OnlineFeatures(contract, snapshot, clock=None))
+    row = next(row for row in rows if row["user_topic_click_count"] > 0)
+    asked = request(row, second=row["item_id"])
+    for name, rule in contract.label_counters().items():
+        if rule.of == "user":
+            asked.user[name].CopyFrom(number(row[name]))
+    with pytest.raises(MissingValueError) as raised:
+        reader.read(asked)
+    assert set(raised.value.features) <= set(contract.crosses())
+    for name in contract.crosses():
+        asked.candidates.columns[name].numbers.values.extend([row[name]] * 2)
+    inputs = reader.read(asked).inputs
+    assert all(inputs[name][0] == np.float32(row[name]) for name in contract.crosses())
