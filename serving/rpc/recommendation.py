@@ -22,6 +22,7 @@ from multigate.serving.core.status import LOG, Call, InvalidRequestError, NotSer
 from multigate.serving.protos import ranking_pb2
 from multigate.serving.request.rank_request import FeatureInputs
 from multigate.serving.versions.candidate_version import CandidateVersion
+from multigate.serving.versions.manager import VersionManager
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.popular import ItemId
 from multigate.serving.versions.ranker_version import RankerVersion
@@ -93,7 +94,7 @@ class CandidateFinder:
         excluded |= history_items(contract, user.inputs)
         manager = self._models.candidates(ranker.model)
         try:
-            candidate_version = manager.acquire()
+            candidate_version = _version_for(ranker, manager)
         except NotServedError as error:
             version, popular = None, ranker.popular
             answer: list[ItemId] | _Failure = _Failure("unready", str(error))
@@ -169,6 +170,25 @@ class CandidateFinder:
                 "unknown_user", f"{name} knows neither the user nor an item of a history"
             )
         return items
+
+
+def _version_for(
+    ranker: RankerVersion, manager: VersionManager[CandidateVersion]
+) -> CandidateVersion:
+    """The version of a candidate model for a call; the caller must release its `saved_model`.
+
+    Raises:
+        NotServedError: no version is available, or a reload replaced both models after the call
+            had begun, by those of another schema.
+    """
+    found = manager.acquire()
+    if found.schema != ranker.schema:
+        found.saved_model.release()
+        raise NotServedError(
+            f"model {manager.name!r}: of another schema than model {ranker.model!r}, which a "
+            "reload replaced during the call"
+        )
+    return found
 
 
 def history_items(contract: Contract, user: Arrays) -> set[ItemId]:

@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pyarrow.parquet as pq
@@ -16,6 +17,8 @@ from multigate.configs.contract import FrozenContract
 from multigate.configs.errors import ServingError
 from multigate.serving.client.rank_client import CallError, RankClient
 from multigate.serving.protos import ranking_pb2
+from multigate.serving.request.rank_request import RequestReader
+from multigate.serving.versions.ranker_version import RankerVersion
 
 HOUR = {"hour": 9}
 USER = {"user_id": "u1", "country": "de", "age": 31.0, "segment": 3, "recent": ["i1", "i2"]}
@@ -423,6 +426,65 @@ def test_a_swap_costs_no_call(pair, tmp_path, publish_candidates, run_server, un
         caller.join()
     assert {answer.source for answer in answers} == {"RETRIEVED"}
     assert {answer.candidates_version for answer in answers} == {1, 2}
+
+
+def test_a_call_that_a_reload_overtakes_mixes_no_schemas(
+    tmp_path, pair, publish, publish_candidates, with_items, run_server, monkeypatch
+):
+    """The call holds the ranker of before; the candidate model of its name is another one now."""
+
+    def change(folder):
+        path = folder / "assets.extra/contract.json"
+        said = json.loads(path.read_text())
+        said["contract"]["features"]["tags"]["max_length"] = 2
+        frozen = FrozenContract.model_validate(said)
+        schema = frozen.contract.schema_fingerprint()
+        assert schema != said["schema_fingerprint"]
+        path.write_text(frozen.model_copy(update={"schema_fingerprint": schema}).model_dump_json())
+
+    def popular(folder):
+        with_items(folder)
+        (folder / "assets.extra" / "popular.json").write_text('{"items": ["i4", "i2"]}')
+
+    for name, copy, more in (
+        ("old", publish, popular),
+        ("new", publish, change),
+        ("found", publish_candidates, change),
+    ):
+        (tmp_path / name).mkdir()
+        copy(tmp_path / name, 1, more)
+    reading, reloaded = threading.Event(), threading.Event()
+    read = RequestReader.read_user
+
+    def slow(self, request):
+        reading.set()
+        assert reloaded.wait(240)
+        return read(self, request)
+
+    monkeypatch.setattr(RequestReader, "read_user", slow)
+    monkeypatch.setattr(RankerVersion, "is_slow_to_read", lambda self, request: True)
+    with (
+        run_server(tmp_path / "old", candidates_base_path=pair / "candidates") as running,
+        RankClient(running.target, timeout=240) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        answer = pool.submit(recommend, client)
+        assert reading.wait(240)
+        config = text_format.Parse(
+            f"""model_config_list {{
+            config {{ name: "small" base_path: "{tmp_path / "new"}" }}
+            config {{ name: "small-candidates" base_path: "{tmp_path / "found"}"
+                      model_platform: "candidates/small" }}
+            }}""",
+            model_server_config_pb2.ModelServerConfig(),
+        )
+        request = model_management_pb2.ReloadConfigRequest(config=config)
+        running.models.HandleReloadConfigRequest(request, timeout=240)
+        reloaded.set()
+        overtaken = answer.result(240)
+        assert (overtaken.source, overtaken.candidates_version) == ("POPULAR", None)
+        assert ids(overtaken) == ["i4"]  # the user has had i2
+        assert "another schema" in overtaken.warnings[0]
 
 
 def test_no_version_and_nothing_popular(pair, tmp_path, run_server):
