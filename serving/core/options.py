@@ -325,6 +325,13 @@ class ServerOptions(BaseSettings):
                 "--otlp_endpoint: expected an address such as http://localhost:4317, received "
                 f"{self.otlp_endpoint!r}"
             )
+        taken: dict[int, str] = {}
+        for name in ("port", "rest_api_port", "metrics_port"):
+            port = getattr(self, name)
+            if port > 0 and (other := taken.setdefault(port, name)) != name:
+                raise ServingError(
+                    f"--{name}: expected another port than that of --{other}, received {port}"
+                )
         return self
 
     @property

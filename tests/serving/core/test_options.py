@@ -144,6 +144,8 @@ def test_help_needs_no_tensorflow_and_no_numpy():
         (["--log_format", "xml"], "^--log_format: expected text or json, received 'xml'$"),
         (["--feature_clock", "x"], "^--feature_clock: expected now or cut_off, received 'x'$"),
         (["--feature_store", "x"], "^--feature_store: expected version, none or an address"),
+        (["--port", "8501", "--rest_api_port", "8501"], "--rest_api_port: expected another port"),
+        (["--metrics_port", "8500"], "--metrics_port: expected another port than that of --port"),
     ],
 )
 def test_what_cannot_work_is_refused(parse, flags, says):
