@@ -15,8 +15,8 @@ contract reads from a log (null where missing; see `feature_columns`), and these
     ranked/canary          percentage of the users whom the canary had
     ranked/shadow          whether the shadow log has to have the call
 
-A call only puts references into a bounded queue; a thread makes the rows and writes them.  Calls
-that do not fit are dropped and counted; no call waits.
+A call only puts its answer's features into a bounded queue; a thread makes the rows and writes
+them.  Calls that do not fit are dropped and counted; no call waits.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -122,7 +122,8 @@ class ImpressionLog:
     def add(self, ranked: Ranked) -> None:
         """Log a sampled call if there is room; never waits for the disk."""
         rows = len(ranked.order)
-        if rows and not self._queue.add(ranked, rows):
+        # Of the answer alone: the queue's limit says nothing of the other candidates' memory.
+        if rows and not self._queue.add(_of_the_answer(ranked), rows):
             self._metrics.impressions.add(ranked.model, "dropped", by=rows)
 
     def close(self) -> None:

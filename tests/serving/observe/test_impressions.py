@@ -1,6 +1,8 @@
 """The log of what was ranked, and its way back through the pipeline."""
 
 import dataclasses
+import threading
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -447,6 +449,24 @@ def test_candidates_that_are_not_in_the_answer_cost_no_memory():
     finally:
         pa.set_memory_pool(before)
     assert pool.max_memory() < 5 * size
+
+
+def test_what_waits_for_a_disk_that_hangs_is_of_the_answers_alone(tmp_path, monkeypatch):
+    """Else 100,000 rows that may wait, ten from each call of a thousand, held gigabytes."""
+    contract = parse(Contract, ODD, "test")
+    hangs = threading.Event()
+    monkeypatch.setattr(ImpressionLog, "_keep", lambda self, calls: hangs.wait(240))
+    log = ImpressionLog(tmp_path, 1.0, 1000, 3600.0, ServerMetrics())
+    tracemalloc.start()
+    try:
+        for seed in range(3, 83, 4):
+            log.add(few_of_many(contract, seed, 2000, 10))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        hangs.set()
+        log.close()
+    assert held < 20 * 2000 * 20  # 20 bytes a candidate, which has 100 and more
 
 
 @pytest.mark.parametrize("name", ["item_id", "tags"])
