@@ -228,7 +228,7 @@ class ServerOptions(BaseSettings):
     max_message_mebibytes: Annotated[int, Ge(1), Le(1024)] = Field(
         4,
         description="largest request message, checked before it is parsed; parsing one of 4 MiB "
-        "holds up other calls for at most some 50 ms",
+        "holds up other calls for some 30 ms at most",
     )
     max_candidates: _Count = Field(10_000, description="most candidates of one Rank call")
     grpc_max_threads: _Count = Field(
