@@ -90,8 +90,8 @@ def assess(
     for path in baselines:
         check_examples(path, read_contract(path), examples)
     progress.step("read")
-    rows = read_rows(examples, split)
-    train = rows if split == "train" else read_rows(examples, "train")
+    rows = read_rows(examples, split).once()
+    train = rows if split == "train" else read_rows(examples, "train").once()
     resamples = Resamples(rows.codes(contract.user), options.replicates, options.seed)
     progress.step("score")
     scorer = load(folder)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from multigate.configs.contract import Contract
 from multigate.configs.errors import DataError, one_line
-from multigate.configs.files import LABEL, REQUEST, SPLITS, ExamplesFolder
+from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SPLITS, ExamplesFolder
 from multigate.configs.sections.nearest import did_you_mean, listed
 
 
@@ -32,6 +32,31 @@ class Rows:
     def take(self, rows: np.ndarray) -> "Rows":
         """Some rows."""
         return Rows(self.source, self.table.take(pa.array(rows)))
+
+    def once(self) -> "Rows":
+        """The same impressions, each as one row with all its labels.
+
+        Runs of several days that are read as one folder hold a row for each day on which a label of
+        an impression closed, with the others masked. A ranked list holds the impression once.
+        """
+        names = self.table.column_names
+        if IMPRESSION not in names or self.table[IMPRESSION].null_count:
+            return self
+        _, first, of = np.unique(
+            self.table[IMPRESSION].to_numpy(), return_index=True, return_inverse=True
+        )
+        if len(first) == len(self):
+            return self
+        order = np.argsort(first)  # that of the files
+        table = self.table.take(pa.array(first[order]))
+        for name in (name for name in names if name.startswith(LABEL)):
+            column = self.table[name]
+            known = np.flatnonzero(column.is_valid())
+            place = np.full(len(first), -1)
+            place[of[known]] = known
+            at = pa.array(place[order], mask=place[order] < 0)
+            table = table.set_column(names.index(name), name, column.take(at))
+        return Rows(self.source, table)
 
     def labels(self, contract: Contract) -> np.ndarray:
         """Labels (N, T) float32 in own units, in the contract's order of tasks; NaN where masked.

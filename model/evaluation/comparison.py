@@ -90,7 +90,7 @@ def compare(
     check_names(EvaluationConfig(rules=rules), contract, candidate)
     require_library(rules.beats)
     progress.step("read")
-    rows = read_rows(examples, split)
+    rows = read_rows(examples, split).once()
     resamples = Resamples(rows.codes(contract.user), replicates, seed)
     progress.step("score with the candidate")
     ours = score(candidate, rows)

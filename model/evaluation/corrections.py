@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from multigate.configs.contract import Contract
-from multigate.configs.files import SAMPLED, TIME
+from multigate.configs.files import IMPRESSION, SAMPLED, TIME
 from multigate.configs.sections.model import CalibrationMethod
 from multigate.configs.statistics import Statistics
 from multigate.model.data.rows import Rows
@@ -75,6 +75,7 @@ def corrected(
         validation.labels(contract),
         np.zeros(len(validation), bool) if sampled is None else sampled == 1,
         weights,
+        _whole(validation, IMPRESSION),
     )
     contract = contract.model_copy(
         update={"tasks": {n: task for n, task in contract.tasks.items() if n in held_out}}

@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from multigate.configs.contract import Contract
-from multigate.configs.files import SAMPLED, TIME, ExamplesFolder
+from multigate.configs.files import IMPRESSION, SAMPLED, TIME, ExamplesFolder
 from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import Examples, read_split
@@ -105,7 +105,15 @@ def fit(
         names = loaded.config.downsampled_by()
         column = _column(examples, SAMPLED)
         sampled = np.zeros(len(validation), bool) if column is None else column == 1
-        shares = negative_shares(contract, kept, names, validation.labels, sampled, weights)
+        shares = negative_shares(
+            contract,
+            kept,
+            names,
+            validation.labels,
+            sampled,
+            weights,
+            _column(examples, IMPRESSION),
+        )
         curves = {task: shift(float(np.log(share))) for task, share in shares.items()}
         report["negatives"] = {
             "kept": kept,

@@ -1,11 +1,13 @@
 """The verdict: a worse model is refused, a better one blessed, and each rule has its reason."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from multigate.configs.errors import ConfigError, DataError, ModelError
@@ -27,10 +29,15 @@ MUST_WIN = parse(Rules, {"tasks": {"click": {"must_win": True}}}, "rules")
 def models(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A trained checkpoint, and one whose learning rate lets it learn nothing."""
     root = tmp_path_factory.mktemp("compared")
+    tasks = {
+        name: task.model_copy(update={"score_weight": float(task.type == "binary")})
+        for name, task in tiny.config.contract.tasks.items()
+    }
+    contract = tiny.config.contract.model_copy(update={"tasks": tasks})
     tiny.write_examples(root / "examples", tiny.config, rows=2000)
     for name, rate, epochs in (("good", 0.02, 3), ("bad", 1e-7, 1)):
         options = tiny.config.train.model_copy(update={"epochs": epochs, "learning_rate": rate})
-        config = tiny.config.model_copy(update={"train": options})
+        config = tiny.config.model_copy(update={"train": options, "contract": contract})
         train.train(config, root / "examples", root / name, progress=False)
     return {name: root / name for name in ("good", "bad", "examples")}
 
@@ -100,6 +107,34 @@ def test_calibration_and_intervals_are_those_of_the_rows(tiny: Any, models: Any)
     assert dwell["difference"]["value"] == pytest.approx(
         dwell["candidate"]["value"] / dwell["production"]["value"] - 1
     )
+
+
+def test_an_impression_with_labels_in_several_rows_is_ranked_once(
+    tiny: Any, models: Any, tmp_path: Path
+) -> None:
+    """As in days that are read as one folder: clicks closed a day before the rest."""
+    examples = tmp_path / "examples"
+    shutil.copytree(models["examples"], examples)
+    (part,) = (examples / "test").glob("*.parquet")
+    table = pq.read_table(part)
+
+    def masked(rows: pa.Table, labels: list[str]) -> pa.Table:
+        for name in (f"label/{label}" for label in labels):
+            nulls = pa.nulls(len(rows), rows[name].type)
+            rows = rows.set_column(rows.column_names.index(name), name, nulls)
+        return rows
+
+    pq.write_table(masked(table, ["dwell", "like"]), examples / "test" / "0.parquet")
+    later = table.take(pa.array(np.arange(0, len(table), 2)[::-1]))
+    pq.write_table(masked(later, ["click"]), examples / "test" / "1.parquet")
+    odd = masked(table.take(pa.array(np.arange(1, len(table), 2))), ["click"])
+    pq.write_table(odd, examples / "test" / "2.parquet")
+    part.unlink()
+    expected = compare(models["good"], models["bad"], models["examples"])
+    found = compare(models["good"], models["bad"], examples)
+    for key in ("rows", "tasks", "ranking"):
+        assert found[key] == expected[key]
+    assert expected["ranking"]["difference"]["value"] > 0.05
 
 
 class Made:

@@ -94,6 +94,20 @@ def test_negatives_that_are_anothers_positives_all_stay(case) -> None:
     assert shares == {"click": pytest.approx(5 / 8), "like": pytest.approx(6 / 9)}
 
 
+def test_an_impression_may_have_its_labels_in_several_rows(case) -> None:
+    """A click that closed a day earlier: the impression stayed, whatever became of the like."""
+    contract = case.config().contract
+    once = np.array([[0, np.nan, 0]] * 6 + [[1, np.nan, 0]] * 3, float)
+    expected = links.negative_shares(contract, 0.5, (), once, np.zeros(9, bool))
+    clicks, likes = once.copy(), once.copy()
+    clicks[:, 2], likes[:, 0] = np.nan, np.nan
+    labels, impressions = np.concatenate([clicks, likes]), np.tile(np.arange(9), 2)
+    shares = links.negative_shares(
+        contract, 0.5, (), labels, np.zeros(18, bool), impressions=impressions
+    )
+    assert shares == expected == {"click": 0.5, "like": pytest.approx(6 / 9)}
+
+
 def test_smearing_estimates_the_mean_of_what_was_trained_on_its_logarithm(case) -> None:
     loaded = checkpoints.load(case.checkpoint())
     contract, statistics = loaded.encoder.contract, loaded.encoder.statistics
