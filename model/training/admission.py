@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from multigate.configs.contract import Contract, IdFeature, IdListFeature
 from multigate.configs.errors import DataError, ModelError
-from multigate.configs.files import SAMPLED, TIME, ExamplesFolder
+from multigate.configs.files import IMPRESSION, SAMPLED, TIME, ExamplesFolder
 from multigate.model.data.encoding import as_ids
 from multigate.model.data.hashing import hash_ids
 
@@ -121,7 +121,7 @@ def evicted(folder: Path, name: str, rows: int) -> np.ndarray:
 
 
 def _rows(examples: Path, name: str) -> pl.LazyFrame:
-    """Value and time of a feature in the training split, a list's values one by one.
+    """Value and time of a feature in the training split's impressions, a list's values one by one.
 
     Raises:
         DataError: a row has no time.
@@ -140,6 +140,8 @@ def _rows(examples: Path, name: str) -> pl.LazyFrame:
         )
     if SAMPLED in schema:
         rows = rows.filter(~pl.col(SAMPLED))
+    if IMPRESSION in schema:  # of days that are read as one folder, several may have one
+        rows = rows.unique(IMPRESSION, keep="first")
     rows = rows.select(value=pl.col(name), time=pl.col(TIME))
     if isinstance(schema[name], pl.List):
         rows = rows.explode("value")

@@ -4,7 +4,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from multigate.configs.errors import DataError
 from multigate.configs.files import SPLITS, ExamplesFolder
 from multigate.configs.sections.base import parse
 from multigate.jobs.days import joined, newest
+from multigate.model.training import admission
 from multigate.pipeline.job import run
 from multigate.verbs.command import main
 
@@ -134,6 +135,16 @@ def test_days_join_to_one_run(days, whole):
         last = json.loads(ExamplesFolder(days[-1]).manifest.read_text())
         assert json.loads(made.manifest.read_text())["cut_off"] == last["cut_off"]
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["item_id", "recent"])
+def test_ids_are_seen_as_often_as_in_one_run(days, whole, name):
+    """Impressions that stand in two days' runs would reach `min_count` twice as fast."""
+    feature = make_config().contract.features[name].model_copy(update={"max_age": timedelta(30)})
+    with joined(days) as folder:
+        found = admission.seen(folder, name, feature)
+    assert found.equals(admission.seen(whole, name, feature))
+    assert len(found) > 10
 
 
 def test_the_order_of_folders_does_not_matter(days):
