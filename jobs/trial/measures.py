@@ -11,6 +11,7 @@ tells them apart less well: the measures favour the other one.  A version that l
 its rival chose is worse; one that wins there may not be better.
 """
 
+from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -150,7 +151,6 @@ def canary_measures(
     sides = (ours, ~ours)
     drawn_users = [_users(resamples, side) for side in sides]
     items = [resamples.totals(one * side) for side in sides]
-    counts = [int(side.sum()) for side in sides]
     per_user = [_ratio(a, b) for a, b in zip(items, drawn_users, strict=True)]
     found: dict[str, Outcome] = {}
     for name in records.labelled:
@@ -162,15 +162,16 @@ def canary_measures(
         seen = [resamples.totals((known & side).astype(float)) for side in sides]
         positives = [resamples.totals(y * side) for side in sides]
         predicted = [resamples.totals(p * side) for side in sides]
-        n = [int((known & side).sum()) for side in sides]
         rates = [_ratio(a, b) for a, b in zip(positives, seen, strict=True)]
         means = [_ratio(a, b) for a, b in zip(predicted, seen, strict=True)]
         ratios = [_ratio(a, b) for a, b in zip(predicted, positives, strict=True)]
-        size = [users[CANARY], users[STABLE]]
+        parts = [known & side for side in sides]
         found[name] = {
-            "label": _pair("rate" if binary else "mean", rates, size, n, relative=True),
-            "score": _pair("score", means, size, n),
-            "calibration": _pair("predicted_over_observed", ratios, size, n) if binary else None,
+            "label": _pair("rate" if binary else "mean", rates, resamples, parts, relative=True),
+            "score": _pair("score", means, resamples, parts),
+            "calibration": _pair("predicted_over_observed", ratios, resamples, parts)
+            if binary
+            else None,
         }
     return {
         "users": users,
@@ -179,9 +180,7 @@ def canary_measures(
         "expected": share,
         "chance": float(binomtest(users[CANARY], total, share).pvalue),
         "fallbacks": elsewhere / calls[CANARY],
-        "items_per_user": _pair(
-            "items", per_user, [users[CANARY], users[STABLE]], counts, relative=True
-        ),
+        "items_per_user": _pair("items", per_user, resamples, sides, relative=True),
         "tasks": found,
     }
 
@@ -222,7 +221,7 @@ def shadow_measures(
         mean = _ratio(
             resamples.totals(np.where(known, values, 0.0)), resamples.totals(known.astype(float))
         )
-        measured = interval(mean, resamples.users, rows=int(known.sum()))
+        measured = interval(mean, _count(resamples, known), rows=int(known.sum()))
         if name == "pairs":
             found["pairs"] = measured
         else:
@@ -231,10 +230,10 @@ def shadow_measures(
     resamples = Resamples(rows["user"].to_numpy(), *draws)
     for name in contract.tasks:
         new, old = _scores(rows, name, trial)
-        one = resamples.totals(np.ones(len(rows)))
-        means = [_ratio(resamples.totals(values), one) for values in (new, old)]
-        size, n = [resamples.users] * 2, [len(rows)] * 2
-        found["scores"][name] = _pair("score", means, size, n)
+        one = np.ones(len(rows))
+        count = resamples.totals(one)
+        means = [_ratio(resamples.totals(values), count) for values in (new, old)]
+        found["scores"][name] = _pair("score", means, resamples, [one > 0] * 2)
     if records.labelled:
         for group, tried in ((STABLE, False), (CANARY, True)):
             part = rows.filter((pl.col("version") == trial) == tried)
@@ -277,8 +276,8 @@ def _same_rows(
     ]
     order = None
     if np.isfinite(values[0][0]):
-        used = int(ranking.usable_lists(lists, gain)[lists].sum())
-        order = _pair(ranking.MAIN, values, [resamples.users] * 2, [used] * 2)
+        usable = ranking.usable_lists(lists, gain)[lists]
+        order = _pair(ranking.MAIN, values, resamples, [usable] * 2)
     return {"rows": len(rows), "tasks": measured, "ranking": order}
 
 
@@ -301,17 +300,32 @@ def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return tasks.ratio(a, b)
 
 
+def _count(resamples: Resamples, part: np.ndarray) -> int:
+    """How many users have some of the rows."""
+    return len(np.unique(resamples.codes[part]))
+
+
 def _pair(
     metric: str,
-    values: list[np.ndarray],
-    users: list[int],
-    rows: list[int],
+    values: Sequence[np.ndarray],
+    resamples: Resamples,
+    parts: Sequence[np.ndarray],
     relative: bool = False,
 ) -> Pair:
-    """A measure of the version on trial and of the other one, and the difference."""
+    """A measure of the version on trial and of the other one, and the difference.
+
+    Args:
+        metric: its name.
+        values: (1 + R,) of both.
+        resamples: of the N rows' users.
+        parts: (N,) bool, the rows that each is measured on.
+        relative: divide the difference by production's value.
+    """
     new, old = values
     with np.errstate(invalid="ignore", divide="ignore"):
         gap = np.where(old != 0, (new - old) / np.abs(old), np.nan) if relative else new - old
+    users = [_count(resamples, part) for part in parts]
+    rows = [int(part.sum()) for part in parts]
     candidate, production = (
         interval(one, count, rows=n) for one, count, n in zip(values, users, rows, strict=True)
     )

@@ -204,10 +204,9 @@ def _labels(examples: Path, contract: Contract) -> tuple[pl.DataFrame, list[str]
     rows = rows.with_columns(pl.col("request", _ITEM).cast(pl.String))
     found = [name for name in rows.columns if name.startswith(LABEL)]
     labelled = [name for name in found if rows[name].drop_nulls().len()]
-    return (
-        rows.select("request", _ITEM, *found).unique(["request", _ITEM], keep="first"),
-        [name.removeprefix(LABEL) for name in labelled],
-    )
+    # In days that are read as one folder, an item's labels may stand in a row of each day.
+    whole = rows.group_by("request", _ITEM).agg(pl.col(found).drop_nulls().first())
+    return whole, [name.removeprefix(LABEL) for name in labelled]
 
 
 def _joined(rows: pl.DataFrame, labels: pl.DataFrame) -> pl.DataFrame:

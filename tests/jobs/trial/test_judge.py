@@ -280,6 +280,17 @@ def test_a_shadow_log_that_is_gone_is_noticed(base, alike):
     assert "lost_records" in guards(found)
 
 
+def test_labels_of_an_item_may_stand_in_the_rows_of_two_days(base, alike):
+    """As in days that are read as one folder: a hide is known a day after a click."""
+    expected = judge(base, [alike.log], alike.examples, settle=NOW)["canary"]["tasks"]
+    for split in ("train", "validation", "test"):
+        path = alike.examples / split / "part.parquet"
+        rows = pl.read_parquet(path)
+        halves = [rows.with_columns(pl.lit(None, float).alias(n)) for n in rows.columns[2:4]]
+        pl.concat(halves).write_parquet(path)
+    assert judge(base, [alike.log], alike.examples, settle=NOW)["canary"]["tasks"] == expected
+
+
 def test_without_feedback_nothing_is_blessed(base, alike, capsys):
     found = judge(base, [alike.log], None, settle=NOW)
     assert (found["verdict"], guards(found)) == ("wait", {"feedback"})

@@ -214,6 +214,31 @@ def test_calibration_of_both_groups(canary):
         check_pair(found, SHOWN, predicted_over_observed, SIDES)
 
 
+def test_few_users_with_labels_have_no_interval(records, contract):
+    """Nine of forty users know nothing of the others, however many there are."""
+    few = {f"u{number}" for number in (0, 3, 6, 9, 12, 15, 18, 21, 1)}
+
+    def masked(rows):
+        label = pl.col("^label/.*$")
+        return rows.with_columns(pl.when(pl.col("user").is_in(few)).then(label).name.keep())
+
+    some = Records(masked(records.shown), masked(records.both), records.labelled)
+    found = canary_measures(some, contract, PERCENT, TRIAL, DRAWS)
+    assert min(found["users"].values()) >= 10
+    for outcome in found["tasks"].values():
+        for pair in filter(None, outcome.values()):
+            assert pair["candidate"]["value"] is not None
+            assert [pair[of]["error"] for of in ("candidate", "production", "difference")] == [
+                None,
+                None,
+                None,
+            ]
+    assert found["items_per_user"]["difference"]["error"] is not None
+    order = shadow_measures(some, contract, TRIAL, DRAWS)["chosen_by"]["stable"]["ranking"]
+    assert order["difference"]["value"] is not None
+    assert order["difference"]["error"] is None
+
+
 def test_one_group_alone_is_not_compared(records, contract):
     alone = records.shown.filter(pl.col("group") == "stable")
     one = Records(alone, records.both, records.labelled)
