@@ -193,6 +193,10 @@ def _summary(
     }
 
 
+_Replicates = tuple[np.ndarray, np.ndarray]
+"""A task's measure on the sample and on every resample, (1 + R,), and its labels (N,)."""
+
+
 class _Intervals(TypedDict):
     tasks: dict[str, AssessedTask]
     groups: dict[str, AssessedGroup]
@@ -218,8 +222,8 @@ def _intervals(
     """
     found: _Intervals = {"tasks": {}, "groups": {}}
     # Replicates of the groups' means: by group, one (1 + R,) per task.
-    areas: dict[str, list[np.ndarray]] = {group: [] for group in summary["groups"]}
-    errors: dict[str, list[np.ndarray]] = {group: [] for group in summary["groups"]}
+    areas: dict[str, list[_Replicates]] = {group: [] for group in summary["groups"]}
+    errors: dict[str, list[_Replicates]] = {group: [] for group in summary["groups"]}
     for t, (name, task) in enumerate(contract.tasks.items()):
         y, p = labels[:, t], scored.scores[name]
         measures = tasks.measure(task, resamples, y, p)
@@ -238,29 +242,32 @@ def _intervals(
                 part = np.where(new, y, np.nan)
                 area = {UNMATCHED: unmatched_auc(resamples, part, p)}
                 entry["measures"] |= tasks.summaries(resamples, part, area)
-            areas[task.group].append(measures["auc"])
+            areas[task.group].append((measures["auc"], y))
             continue
         entry["residuals"] = tasks.residuals(y, p)
         if not task.predicts_mean:
             continue
         if task.transform != "identity":
             measures = tasks.regression(resamples, transform(task, y), transform(task, p))
-        errors[task.group].append(np.sqrt(1 - measures["r2"]))
+        errors[task.group].append((np.sqrt(1 - measures["r2"]), y))
     for group, of_group in summary["groups"].items():
         found["groups"][group] = {
             **of_group,
-            "auc_interval": _mean_interval(areas[group], resamples, len(labels)),
-            "relative_rmse_interval": _mean_interval(errors[group], resamples, len(labels)),
+            "auc_interval": _mean_interval(areas[group], resamples),
+            "relative_rmse_interval": _mean_interval(errors[group], resamples),
         }
     return found
 
 
-def _mean_interval(
-    replicates: Sequence[np.ndarray], resamples: Resamples, rows: int
-) -> Interval | None:
-    """Interval of the mean over the tasks that have a value."""
-    known = [values for values in replicates if np.isfinite(values[0])]
-    return interval(np.mean(known, axis=0), resamples.users, rows=rows) if known else None
+def _mean_interval(tasks_of: Sequence[_Replicates], resamples: Resamples) -> Interval | None:
+    """Interval of the mean over the tasks that have a value, on the rows with a label of one."""
+    measured = [(values, labels) for values, labels in tasks_of if np.isfinite(values[0])]
+    if not measured:
+        return None
+    known = ~np.isnan([labels for _, labels in measured]).all(axis=0)
+    users = len(np.unique(resamples.codes[known]))
+    mean = np.mean([values for values, _ in measured], axis=0)
+    return interval(mean, users, rows=int(known.sum()))
 
 
 def _comparison(

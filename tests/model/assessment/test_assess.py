@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
@@ -83,6 +84,25 @@ def test_it_holds_what_the_light_evaluation_says(trained: Path, found: Any) -> N
             if group[key] is not None:
                 interval = found["groups"][name][f"{key}_interval"]
                 assert interval["value"] == pytest.approx(group[key], rel=1e-6)
+
+
+def test_a_group_with_few_labelled_users_has_no_interval(trained: Path, tmp_path: Path) -> None:
+    """As its tasks: nine users know nothing of the others, however many there are."""
+    shutil.copytree(trained / "examples", tmp_path / "examples")
+    (path,) = (tmp_path / "examples/test").glob("*.parquet")
+    table = pq.read_table(path)
+    nine = pc.unique(table["user_id"]).drop_null()[:9]
+    for name in ("label/click", "label/dwell"):
+        known = pc.if_else(pc.is_in(table["user_id"], nine), table[name], None)
+        table = table.set_column(table.column_names.index(name), name, known)
+    pq.write_table(table, path)
+    found = assess(trained / "mixture", tmp_path / "examples")
+    assert found["users"] >= 10
+    group = found["groups"][found["tasks"]["click"]["group"]]
+    task = found["tasks"]["click"]
+    assert task["value"] is not None
+    assert group["auc_interval"] == task["measures"]["auc"]
+    assert group["auc_interval"]["low"] is None
 
 
 def test_the_gates_overlap_is_that_of_their_experts(found: Any) -> None:
