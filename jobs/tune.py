@@ -87,6 +87,7 @@ def tune(config: Config, examples: Path, out: Path, measure: Measure | None = No
         for interrupted in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
             study.tell(interrupted.number, state=optuna.trial.TrialState.FAIL)
             study.enqueue_trial(interrupted.params)
+            _remove(_checkpoint(out, interrupted.number))
         with progress.bar("tune", config.tune.trials, "trials") as bar:
             while (finished := _count_finished(study)) < config.tune.trials:
                 bar.show(finished, _best_so_far(study))
@@ -223,7 +224,7 @@ def _run_trial(
 
     trial = study.ask()
     settings = {name: _draw(trial, name, values) for name, values in config.tune.space.items()}
-    checkpoint = out / f"trial-{trial.number}"
+    checkpoint = _checkpoint(out, trial.number)
     _remove(checkpoint)
 
     def report(epoch: "Epoch") -> None:
@@ -267,13 +268,14 @@ def _run_trial(
         trial.set_user_attr("measured", measure(checkpoint))
     trial.set_user_attr("monitor", trained["monitor"])
     trial.set_user_attr("val_loss", trained["val_loss"])
-    study.tell(trial, trained["monitored"])
-    best = study.best_trial.number == trial.number
+    # The trial is told last: cut off before that, it is trained again.
+    best = _is_best(study, trained["monitored"])
     if best:
         _replace_best(checkpoint, out / BEST)
         write_text(out / BEST_CONFIG, _best_config(config, settings, trial.number))
     else:
         _remove(checkpoint)
+    study.tell(trial, trained["monitored"])
     write_json(out / TRIALS, [_trial_record(each) for each in study.trials])
     say(
         f"trial {trial.number}: {trained['monitor']} {trained['monitored']:.5f}"
@@ -290,6 +292,20 @@ def _draw(trial: optuna.Trial, name: str, values: Range | Choices) -> Any:
     if values.whole:
         return trial.suggest_int(name, int(values.low), int(values.high), log=values.log)
     return trial.suggest_float(name, values.low, values.high, log=values.log)
+
+
+def _checkpoint(out: Path, number: int) -> Path:
+    """The folder of a trial's checkpoint."""
+    return out / f"trial-{number}"
+
+
+def _is_best(study: optuna.Study, value: float) -> bool:
+    """Whether a value of the monitor is better than that of all trials before."""
+    if not study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE]):
+        return True
+    if study.direction == optuna.study.StudyDirection.MINIMIZE:
+        return value < study.best_value
+    return value > study.best_value
 
 
 def _remove(checkpoint: Path) -> None:

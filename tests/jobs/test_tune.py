@@ -91,6 +91,27 @@ def test_a_search_goes_on_where_it_was_cut_off(found, tmp_path):
     assert after[2]["monitored"] == before[1]["monitored"]
 
 
+def test_the_best_checkpoint_is_the_best_trials_wherever_it_was_cut_off(
+    found, tmp_path, monkeypatch
+):
+    config, examples, _, _ = found
+    out, replace = tmp_path / "search", search._replace_best
+
+    def cut_off(*_):
+        monkeypatch.setattr(search, "_replace_best", replace)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search, "_replace_best", cut_off)
+    one = with_search(config, trials=1)
+    with pytest.raises(KeyboardInterrupt):
+        search.tune(one, examples, out)
+    best = search.tune(one, examples, out)["best"]
+    kept = json.loads((out / "best/config.json").read_text())
+    assert kept["train"]["learning_rate"] == best["settings"]["train.learning_rate"]
+    assert load(out / "best.yaml") == search.with_settings(one, best["settings"])
+    assert not list(out.glob("trial-*"))
+
+
 def test_a_finished_search_trains_nothing(found):
     config, examples, out, result = found
     assert search.tune(config, examples, out) == result
