@@ -20,6 +20,7 @@ from multigate.configs.files import WEIGHT
 from multigate.configs.sections.base import Frozen, contradiction, parse, read_yaml
 from multigate.configs.sections.candidates import CandidatesConfig
 from multigate.configs.sections.evaluation import EvaluationConfig
+from multigate.configs.sections.gates import Sampled
 from multigate.configs.sections.labels import ColumnLabel, EventLabel, RatioLabel
 from multigate.configs.sections.log import EventLog, ImpressionLog, Log
 from multigate.configs.sections.losses import Censored, ZeroInflated
@@ -123,6 +124,7 @@ class Config(Frozen):
                     "a feature of ids with a vocabulary; leave it out"
                 )
         self._check_pairs()
+        self._check_sampled()
         if self.model.task_weighting == "balanced" and self.train.data_parallel:
             raise contradiction(
                 "model.task_weighting: balanced and train.data_parallel cannot go together: the "
@@ -347,6 +349,25 @@ class Config(Frozen):
         if without or isinstance(feature, PositionFeature):
             kind = "number without buckets" if without else "position"
             raise contradiction(f"model.embedding_dims: {name!r} is a {kind}: it has no embedding")
+
+    def _check_sampled(self) -> None:
+        """A sampled gate learns from each row's loss of its own task alone."""
+        tasks, ranking = self.contract.tasks, self.train.ranking is not None
+        funnels = {task.given for task in tasks.values()}
+        for name, task in tasks.items():
+            if not isinstance(self.model.gates.get(name, self.model.gate), Sampled):
+                continue
+            what = None
+            if task.given is not None or name in funnels:
+                what = "stands in a funnel (given), where a task's loss depends on two gates"
+            elif ranking and task.type == "binary" and task.weight > 0:
+                what = "has a term for the order within requests (train.ranking)"
+            if what is not None:
+                where = f"model.gates.{name}" if name in self.model.gates else "model.gate"
+                raise contradiction(
+                    f"{where}: expected another gate than sampled, which learns from each row's "
+                    f"loss of its own task alone: task {name!r} {what}"
+                )
 
     def _check_pairs(self) -> None:
         """Refuse weights of pairs of features that cannot have them."""

@@ -454,6 +454,25 @@ def test_a_learnt_variance_beside_that_of_a_density_is_refused():
     assert "the loss of task 'dwell' (censored) has one of its own" in refusal(values)
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_sampled_gate_learns_from_one_tasks_rows(place):
+    """In a funnel the loss of a task depends on the draws of two gates, and trains one of them."""
+    values = preset()
+    binary = [n for n, t in values["contract"]["tasks"].items() if t["type"] == "binary"]
+    first, second = binary[1:3]
+    task = (first, second)[place]
+    values["train"] |= {"teacher": None}
+    values["model"] |= {"gates": {task: {"name": "sampled"}}}
+    parse(Config, values, "x.yaml")
+    values["train"] |= {"ranking": {"kind": "listwise"}}
+    assert f"model.gates.{task}: expected another gate than sampled" in refusal(values)
+    values["train"] |= {"ranking": None}
+    values["contract"]["tasks"][second]["given"] = first
+    assert f"task {task!r} stands in a funnel" in refusal(values)
+    values["model"]["gates"] = {}
+    parse(Config, values, "x.yaml")
+
+
 def test_ranking_terms_need_a_task_that_counts():
     values = preset()
     values["train"] |= {"ranking": {"kind": "listwise"}, "teacher": None}
