@@ -121,6 +121,11 @@ class Night:
         """Fingerprint of all that an unfinished training may depend on."""
         return fingerprint(self.config.model_dump(mode="json", exclude={"run", "candidates"}))
 
+    def begin_from_scratch(self, reason: str) -> None:
+        """Start from no checkpoint under this configuration, also if the run is cut off."""
+        self.plan["unfit"] = {self.training_identity(): reason}
+        self.folder.set_plan(self.plan)
+
     def starting_point(self) -> tuple[Path | None, str]:
         """The checkpoint from whose weights training starts, and why.
 
@@ -135,6 +140,8 @@ class Night:
             return None, "from scratch: no version of an earlier run was in production"
         if (self.day - date.fromisoformat(since)).days >= every:
             return None, f"from scratch: the last time was {since}"
+        if (reason := self.plan.get("unfit", {}).get(self.training_identity())) is not None:
+            return None, f"from scratch: {reason}"
         checkpoint = self.base.checkpoint(parent)
         if checkpoint is None:
             return None, f"from scratch: the checkpoint of version {parent} is gone"

@@ -19,6 +19,8 @@ class Plan(TypedDict):
     """The version that was in production; None where there was none."""
     full_since: str | None
     """Date of the last training from scratch that the parent goes back to; None where unknown."""
+    unfit: NotRequired[dict[str, str]]
+    """Why the parent's weights do not fit the model, by `Night.training_identity`."""
 
 
 class RunState(TypedDict):

@@ -102,18 +102,28 @@ def guards(night: Night) -> StageResult:
 def training(night: Night) -> StageResult:
     """Train, from scratch or from the parent's weights; go on with a training that was killed."""
     from multigate.model.training import train as trainer
+    from multigate.model.training.warm_start import UnfitError
 
     checkpoint, why = night.starting_point()
     # These sections may change while a training is interrupted.
     others = {"run": RunConfig(), "candidates": CandidatesConfig()}
     config = night.config.model_copy(update=others)
-    result: Mapping[str, Any] = trainer.train(
-        config,
-        night.folder.examples,
-        night.folder.checkpoint,
-        resume=True,
-        start_from=checkpoint,
-    )
+
+    def train() -> Mapping[str, Any]:
+        return trainer.train(
+            config,
+            night.folder.examples,
+            night.folder.checkpoint,
+            resume=True,
+            start_from=checkpoint,
+        )
+
+    try:
+        result = train()
+    except UnfitError as error:  # the section `model` has changed: told before the first step
+        night.begin_from_scratch(str(error))
+        checkpoint, why = night.starting_point()
+        result = train()
     since = night.day.isoformat() if checkpoint is None else night.plan["full_since"]
     keys = (
         *("rows", "epochs", "best_epoch", "val_loss", "monitor", "monitored", "best_epochs"),

@@ -62,6 +62,10 @@ from multigate.model.training.row_moments import Moments
 _NOT_IN_SCHEMA = {"weight", "score_weight", "loss"}  # options of a task
 
 
+class UnfitError(ModelError):
+    """A checkpoint whose weights mean nothing to the model: another contract or architecture."""
+
+
 class MovedValues(TypedDict):
     """How many values of a vocabulary were kept, are new and were dropped."""
 
@@ -104,13 +108,14 @@ def start(
         moments: gets the moments of Adam that are carried over, for `row_moments.assign`.
 
     Raises:
-        ModelError: not a checkpoint, or one of another contract or architecture.
+        UnfitError: the checkpoint is of another contract or architecture.
+        ModelError: not a checkpoint, or a damaged one.
         DataError: its vocabularies or statistics are damaged.
     """
     config, frozen = checkpoint.read_config(source)
     ours, theirs = encoder.contract.schema_fingerprint(), frozen.schema_fingerprint
     if ours != theirs:
-        raise ModelError(
+        raise UnfitError(
             f"{source}: has schema {theirs}, the configuration's contract has schema {ours}: "
             "features, labels or tasks differ, namely "
             f"{_differences(frozen.contract, encoder.contract)}; train without --from"
@@ -159,7 +164,10 @@ def start(
         moments.update(carried)
     found = {name: v for name, v in found.items() if not name.startswith(weights.FACTORS)}
     found = _with_fresh(found, named, "uncertainty/", weights.LINEAR)
-    weights.assign(ranker, found, path)
+    try:
+        weights.assign(ranker, found, path)
+    except ModelError as error:
+        raise UnfitError(str(error)) from None
     _restandardise(ranker, before.statistics, encoder.statistics)
     if restart_schedules:
         for gate in ranker.mixture.gates:
@@ -211,9 +219,9 @@ def _check_functions(source: Path, before: ModelConfig, now: ModelConfig) -> Non
             raise _other(f"{source}: model.{name}", str(old), str(new))
 
 
-def _other(where: str, expected: str, received: str) -> ModelError:
+def _other(where: str, expected: str, received: str) -> UnfitError:
     """The error for weights of the right shapes that would mean something else."""
-    return ModelError(
+    return UnfitError(
         f"{where}: expected {expected}, as the checkpoint was trained with, received {received}; "
         "train without --from"
     )

@@ -21,6 +21,7 @@ from multigate.jobs.night.night import Night
 from multigate.jobs.night.nightly import _message, outcome_of, run
 from multigate.jobs.night.stages import guards, objections_to_first_version, pipeline
 from multigate.jobs.publication.base_folder import Base
+from multigate.model.training.loop import TrainingLoop
 from multigate.serving.versions.folders import missing_files
 from multigate.serving.versions.saved_model import SavedModel
 from multigate.verbs.command import main
@@ -181,6 +182,39 @@ def test_a_model_that_learnt_nothing_is_no_first_version(finished, nights, tmp_p
     result = run(untrained, DAY, finished.logs, runs)
     assert (result["state"], result["version"], result["production"]) == ("refused", None, None)
     assert result["reasons"]
+
+
+@pytest.mark.slow
+def test_another_architecture_trains_from_scratch(finished, nights, tmp_path, monkeypatch):
+    """As another contract does; also where the first night of it is cut off."""
+    runs = finished.unfinished(tmp_path / "runs", "training")
+    parent = RunFolder(finished.runs, DAY)
+    lineage = {"run": "2026-01-29", "candidate": "another", "full_since": "2026-01-29"}
+    (RunFolder(runs, DAY).root / "run.json").unlink()
+    base_of(runs).publish(parent.export, parent.checkpoint, lineage, None)
+    config = nights.config(full_retrain_days=7)
+    other = config.model_copy(
+        update={"model": config.model.model_copy(update={"embedding_dim": 4})}
+    )
+    epochs = []
+
+    def cut_off(loop):
+        epochs.append(loop.state.epoch)
+        save(loop)
+        if len(epochs) == 1:
+            raise KeyboardInterrupt
+
+    save = TrainingLoop.save
+    monkeypatch.setattr(TrainingLoop, "save", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        run(other, DAY, finished.logs, runs)
+    result = run(other, DAY, finished.logs, runs)
+    assert epochs == [2, 3, 4]  # it went on
+    assert result["start"].startswith("from scratch: ")
+    assert "expected shape" in result["start"]
+    trained = RunFolder(runs, DAY).result("training")
+    assert (trained["start"], trained["full_since"]) == ("full", str(DAY))
+    assert Night(config, DAY, finished.logs, runs, base_of(runs)).starting_point()[0] is not None
 
 
 @pytest.mark.slow
