@@ -109,21 +109,18 @@ def training(night: Night) -> StageResult:
     others = {"run": RunConfig(), "candidates": CandidatesConfig()}
     config = night.config.model_copy(update=others)
 
-    def train() -> Mapping[str, Any]:
+    def train(start: Path | None) -> Mapping[str, Any]:
+        folder = night.folder
         return trainer.train(
-            config,
-            night.folder.examples,
-            night.folder.checkpoint,
-            resume=True,
-            start_from=checkpoint,
+            config, folder.examples, folder.checkpoint, resume=True, start_from=start
         )
 
     try:
-        result = train()
+        result = train(checkpoint)
     except UnfitError as error:  # the section `model` has changed: told before the first step
         night.begin_from_scratch(str(error))
         checkpoint, why = night.starting_point()
-        result = train()
+        result = train(checkpoint)
     since = night.day.isoformat() if checkpoint is None else night.plan["full_since"]
     keys = (
         *("rows", "epochs", "best_epoch", "val_loss", "monitor", "monitored", "best_epochs"),
