@@ -221,19 +221,18 @@ def shadow_measures(
         mean = _ratio(
             resamples.totals(np.where(known, values, 0.0)), resamples.totals(known.astype(float))
         )
-        measured = interval(mean, _count(resamples, known), rows=int(known.sum()))
+        measured = interval(mean, resamples.users_of(known), rows=int(known.sum()))
         if name == "pairs":
             found["pairs"] = measured
         else:
             found["overlap"] = measured
     rows = rows.filter(pl.col("other").is_not_null())
     resamples = Resamples(rows["user"].to_numpy(), *draws)
+    every = np.ones(len(rows), bool)
+    count = resamples.totals(every.astype(float))
     for name in contract.tasks:
-        new, old = _scores(rows, name, trial)
-        one = np.ones(len(rows))
-        count = resamples.totals(one)
-        means = [_ratio(resamples.totals(values), count) for values in (new, old)]
-        found["scores"][name] = _pair("score", means, resamples, [one > 0] * 2)
+        means = [_ratio(resamples.totals(of), count) for of in _scores(rows, name, trial)]
+        found["scores"][name] = _pair("score", means, resamples, [every] * 2)
     if records.labelled:
         for group, tried in ((STABLE, False), (CANARY, True)):
             part = rows.filter((pl.col("version") == trial) == tried)
@@ -300,11 +299,6 @@ def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return tasks.ratio(a, b)
 
 
-def _count(resamples: Resamples, part: np.ndarray) -> int:
-    """How many users have some of the rows."""
-    return len(np.unique(resamples.codes[part]))
-
-
 def _pair(
     metric: str,
     values: Sequence[np.ndarray],
@@ -324,7 +318,7 @@ def _pair(
     new, old = values
     with np.errstate(invalid="ignore", divide="ignore"):
         gap = np.where(old != 0, (new - old) / np.abs(old), np.nan) if relative else new - old
-    users = [_count(resamples, part) for part in parts]
+    users = [resamples.users_of(part) for part in parts]
     rows = [int(part.sum()) for part in parts]
     candidate, production = (
         interval(one, count, rows=n) for one, count, n in zip(values, users, rows, strict=True)

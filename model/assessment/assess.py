@@ -264,10 +264,9 @@ def _mean_interval(tasks_of: Sequence[_Replicates], resamples: Resamples) -> Int
     measured = [(values, labels) for values, labels in tasks_of if np.isfinite(values[0])]
     if not measured:
         return None
-    known = ~np.isnan([labels for _, labels in measured]).all(axis=0)
-    users = len(np.unique(resamples.codes[known]))
+    known = np.logical_or.reduce([~np.isnan(labels) for _, labels in measured])
     mean = np.mean([values for values, _ in measured], axis=0)
-    return interval(mean, users, rows=int(known.sum()))
+    return interval(mean, resamples.users_of(known), rows=int(known.sum()))
 
 
 def _comparison(

@@ -116,7 +116,7 @@ def measure_slices(
                 if len(known) < options.least_slice_rows:
                     continue
                 found = _replicates(task, resamples, labels[:, t], scores[name], known)
-                users = len(np.unique(resamples.codes[known]))
+                users = resamples.users_of(known)
                 for measure, values in found.items():
                     gap = _gap(measure, values, whole[name][measure])
                     if not np.isfinite(gap[0]):

@@ -80,7 +80,7 @@ def _measure(
     """NDCG of the lists in the score's order."""
     values = ranking.measure_lists(resamples, lists, gain, score, only=ranking.MAIN)[ranking.MAIN]
     usable = ranking.usable_lists(lists, gain)[lists]
-    users = len(np.unique(resamples.codes[usable]))
+    users = resamples.users_of(usable)
     return interval(values, users, rows=int(usable.sum()))
 
 

@@ -240,7 +240,7 @@ def _mean_within_users(
     for name in areas:
         y = tasks.both_classes(resamples, labels[:, list(contract.tasks).index(name)])
         rows = ~np.isnan(y)
-        if len(np.unique(resamples.codes[rows])) >= LEAST_USERS:
+        if resamples.users_of(rows) >= LEAST_USERS:
             known.append(name)
             part[rows] = 1.0
     if not known:

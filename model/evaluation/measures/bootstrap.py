@@ -64,6 +64,10 @@ class Resamples:
             drawn = rng.integers(0, self.users, self.users)
             weights[:] = np.bincount(drawn, minlength=self.users)
 
+    def users_of(self, rows: np.ndarray) -> int:
+        """How many users have some of the rows: (N,) bool, or an index of rows."""
+        return len(np.unique(self.codes[rows]))
+
     def totals(self, values: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         """Sum over rows, each counted as often as its user is drawn, (1 + R,).
 

@@ -126,7 +126,7 @@ def summaries(
     """Every measure with its interval."""
     part = usable_lists(lists, gain)
     rows = part[lists]
-    users = len(np.unique(resamples.codes[rows]))
+    users = resamples.users_of(rows)
     measures = {
         name: interval(values, users, rows=int(rows.sum())) for name, values in found.items()
     }

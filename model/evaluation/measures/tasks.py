@@ -151,7 +151,7 @@ def summaries(resamples: Resamples, labels: np.ndarray, found: Replicates) -> di
     summarised = {}
     for name, values in found.items():
         known = ~np.isnan(parts[name])
-        users = len(np.unique(resamples.codes[known]))
+        users = resamples.users_of(known)
         summarised[name] = interval(values, users, rows=int(known.sum()))
     return summarised
 
@@ -207,7 +207,7 @@ def calibration_error(resamples: Resamples, labels: np.ndarray, scores: np.ndarr
     sums = resamples.totals_by_bin(of, int(of.max()) + 1, y - p, rows)  # (1 + R, bins)
     total = resamples.totals(np.ones(len(rows)), rows)
     gaps = sums / np.maximum(total, 1)[:, None]
-    users = len(np.unique(resamples.codes[rows]))
+    users = resamples.users_of(rows)
     result = interval(np.abs(gaps).sum(axis=1), users, rows=len(rows))
     value = result["value"]
     if value is None or result["low"] is None:
@@ -244,7 +244,7 @@ def reliability(
         inside = of == b
         ones = resamples.totals(np.ones(int(inside.sum())), rows[inside])
         label = ratio(resamples.totals(y[inside], rows[inside]), ones)
-        users = len(np.unique(resamples.codes[rows[inside]]))
+        users = resamples.users_of(rows[inside])
         found.append(
             {
                 "score": float(p[inside].mean()),
