@@ -421,8 +421,8 @@ class ServerMetrics:
         )
         self.features_at = Gauge(
             "multigate_features_cut_off_timestamp_seconds",
-            "Time up to which the feature store has read the log.",
-            _MODEL,
+            "Time up to which the version's feature store has read the log.",
+            _VERSION,
         )
 
         self.tell_thread_failure: Callable[[], None] = lambda: None

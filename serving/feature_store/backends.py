@@ -61,6 +61,6 @@ def open_feature_store(
         if answer.problem:
             metrics.store_failures.add(model)
         elif answer.cut_off is not None:
-            metrics.features_at.set(answer.cut_off, model)
+            metrics.features_at.set(answer.cut_off, model, version.name)
 
     return OnlineFeatures(contract, store, time.time if clock == "now" else None, observe)

@@ -39,6 +39,7 @@ class RankerVersion(LoadedVersion):
     ) -> None:
         super().__init__(model, saved_model)
         self.folder = folder
+        self._metrics = metrics
         self.store = store
         self.reference = reference
         """The test split's statistics, which drift is measured against; None where it has none."""
@@ -103,9 +104,10 @@ class RankerVersion(LoadedVersion):
         return remote or bool(request.ByteSize() > _LARGE)
 
     def close(self) -> None:
-        """Close the feature store."""
+        """Close the feature store, whose age no longer matters."""
         if self.store is not None:
             self.store.close()
+        self._metrics.features_at.forget(self.model, str(self.number))
 
 
 def _reference(folder: Path) -> Reference | None:

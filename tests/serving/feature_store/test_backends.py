@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,8 @@ import redis
 from multigate.configs.contract import Contract, FrozenContract
 from multigate.configs.errors import DataError, ServingError
 from multigate.configs.sections.base import parse
+from multigate.jobs.publication import trial as trials
+from multigate.jobs.publication.base_folder import Base
 from multigate.serving.client.rank_client import RankClient
 from multigate.serving.feature_store import redis_client, snapshot
 from multigate.serving.feature_store.interface import Column, FeatureQuery, stored_features
@@ -60,7 +63,7 @@ TYPES = {
 }
 
 
-def write_examples(folder, contract, rows=ROWS, name="small"):
+def write_examples(folder, contract, rows=ROWS, name="small", cut_off=CUT_OFF):
     """What the pipeline leaves of a snapshot, in two parts each."""
     for source, columns in rows.items():
         table = pa.table(
@@ -75,7 +78,7 @@ def write_examples(folder, contract, rows=ROWS, name="small"):
         data_fingerprint="0" * 16,
     )
     (folder / "contract.json").write_text(frozen.model_dump_json())
-    (folder / "manifest.json").write_text(json.dumps({"name": name, "cut_off": CUT_OFF}))
+    (folder / "manifest.json").write_text(json.dumps({"name": name, "cut_off": cut_off}))
     return folder
 
 
@@ -435,6 +438,32 @@ def test_another_snapshot_comes_with_another_version(base, publish, run_server, 
         until(lambda: rank(client).model_version == 2)
         assert scores(rank(client)) != scores(before)
         assert scores(rank(client, age=30.5)) == scores(before)
+
+
+def test_fresh_features_of_a_trial_do_not_hide_old_ones_in_production(
+    base, publish, run_server, contract, until
+):
+    def call(version):
+        known = {"user": {"user_id": "u1"}, "context": {"hour": 9}, "item_ids": ["i1"]}
+        return client.rank("small", version=version, **known).model_version
+
+    def end_of_features(version):
+        name = "multigate_features_cut_off_timestamp_seconds"
+        return running.metric(name, model="small", version=str(version))
+
+    first = datetime.fromisoformat(CUT_OFF)
+    second = first + timedelta(days=1)
+    later = write_examples(base.parent / "later", contract, cut_off=second.isoformat())
+    publish(base, 2, with_snapshot(later))
+    trials.begin(Base(base), 2, 0.0, None)
+    with run_server(base) as running, RankClient(running.target, timeout=120) as client:
+        assert [call(version) for version in (1, 2, 1, 2)] == [1, 2, 1, 2]
+        assert end_of_features(1) == first.timestamp()
+        assert end_of_features(2) == second.timestamp()
+        trials.promote(Base(base), accepted=["verdict"])
+        until(lambda: end_of_features(1) is None)  # nobody mends what no longer serves
+        assert call(2) == 2
+        assert end_of_features(2) == second.timestamp()
 
 
 @pytest.mark.sweep(1)
