@@ -14,6 +14,7 @@ import numpy as np
 
 from multigate.candidates.evaluation import (
     Questions,
+    interval_by_user,
     next_item_questions,
     no_question,
     popularity,
@@ -72,10 +73,9 @@ def compare(
     ):
         before = _hits(Exported(production), encoder.contract, pairs, questions, items, k)
         loss = before.astype(float) - hits
-        spread = 1.96 * loss.std(ddof=1) / np.sqrt(len(loss)) if len(loss) > 1 else 1.0
         recalls["production"] = float(before.mean())
         verdict["loss"] = float(loss.mean())
-        verdict["interval"] = [float(loss.mean() - spread), float(loss.mean() + spread)]
+        verdict["interval"] = interval_by_user(loss, pairs.users[questions.rows])
     verdict["reasons"] = _reasons(recalls, config)
     verdict["verdict"] = REFUSE if verdict["reasons"] else BLESS
     return verdict

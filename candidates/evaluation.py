@@ -44,6 +44,7 @@ from multigate.model.data.encoding import Encoder
 KINDS = ("next_item", "from_the_start")
 QUESTIONS = 10_000
 """Largest number of questions in a set."""
+_LEAST_USERS = 10  # of an interval, as of the ranker's measures
 _BATCH = 512  # questions whose scores of all items are in memory together
 
 Scorer = Callable[[slice], np.ndarray]
@@ -226,6 +227,27 @@ def next_item_questions(
 def no_question(split: str) -> str:
     """Why nothing can be asked of a split."""
     return f"the {split} split has no question: all its positives are known from earlier splits"
+
+
+def interval_by_user(losses: np.ndarray, users: np.ndarray) -> list[float] | None:
+    """95 % interval of a mean over questions (normal), which counts users and not questions.
+
+    A user's questions are not independent: with n questions, the variance of the mean is the sum
+    over users of the squared sum of their deviations from it, over n^2.
+
+    Args:
+        losses: (Q,) one of each question.
+        users: (Q,) who asks it.
+
+    Returns:
+        None below ten users, who say nothing about those that were not asked.
+    """
+    asked = pl.DataFrame({"user": users, "gap": losses - losses.mean()})
+    gaps = asked.group_by("user", maintain_order=True).agg(pl.col("gap").sum())["gap"].to_numpy()
+    if len(gaps) < _LEAST_USERS:
+        return None
+    error = np.sqrt(len(gaps) / (len(gaps) - 1) * np.sum(gaps**2)) / len(losses)
+    return [float(losses.mean() - 1.96 * error), float(losses.mean() + 1.96 * error)]
 
 
 def recall(scorer: Scorer, questions: Questions, ks: tuple[int, ...]) -> dict[int, float]:

@@ -21,4 +21,4 @@ class CandidateVerdict(TypedDict):
     loss: NotRequired[float | None]
     """Recall of production - recall of the candidate; None without production."""
     interval: NotRequired[list[float] | None]
-    """95 % interval of the loss (normal, paired over questions)."""
+    """95 % interval of the loss (normal, paired, over users); None below ten users."""

@@ -24,7 +24,7 @@ from typing import Any, TypedDict
 import numpy as np
 import polars as pl
 
-from multigate.candidates.evaluation import next_item_questions, no_question
+from multigate.candidates.evaluation import interval_by_user, next_item_questions, no_question
 from multigate.candidates.exported import Exported, contract_of, load_version
 from multigate.candidates.keras2 import tf
 from multigate.candidates.pairs import Catalogue
@@ -50,8 +50,8 @@ class FirstStage(TypedDict):
     ndcg: float
     loss: float
     """NDCG@10 over all items - `ndcg`."""
-    interval: list[float]
-    """95 % interval of the loss (normal, over questions)."""
+    interval: list[float] | None
+    """95 % interval of the loss (normal, over users); None below ten users."""
 
 
 class MultistageReport(TypedDict):
@@ -142,7 +142,7 @@ def report(
                 gains[row, column] = _gain(int(better[first_items].sum()) + 1)
     total = float(gains[:, -1].mean())
     loss = gains[:, -1:] - gains[:, :-1]
-    spread = 1.96 * loss.std(axis=0, ddof=1) / np.sqrt(len(loss)) if len(loss) > 1 else loss[0]
+    users = pairs.users[questions.rows]
     return {
         "questions": len(questions),
         "items": len(items),
@@ -153,10 +153,7 @@ def report(
                 "recall": float(reached[:, column].mean()),
                 "ndcg": float(gains[:, column].mean()),
                 "loss": float(loss[:, column].mean()),
-                "interval": [
-                    float(loss[:, column].mean() - spread[column]),
-                    float(loss[:, column].mean() + spread[column]),
-                ],
+                "interval": interval_by_user(loss[:, column], users),
             }
             for column, count in enumerate(retrieved)
         },

@@ -79,9 +79,10 @@ def show_multistage(result: "MultistageReport") -> None:
     for name in ("ranked", "recall of the first stage", "NDCG@10", "loss", "95 % interval"):
         table.add_column(name, justify="right")
     for count, found in result["retrieved"].items():
-        low, high = found["interval"]
+        ends = found["interval"]
         values = (f"{value:.4f}" for value in (found["recall"], found["ndcg"], found["loss"]))
-        table.add_row(f"{count} retrieved", *values, f"{low:.4f} to {high:.4f}")
+        within = "" if ends is None else f"{ends[0]:.4f} to {ends[1]:.4f}"
+        table.add_row(f"{count} retrieved", *values, within)
     table.add_row("all", "", f"{result['ndcg_all']:.4f}", "", "")
     _CONSOLE.print(table)
 

@@ -8,6 +8,7 @@ import pytest
 
 from multigate.candidates import evaluation
 from multigate.candidates.evaluation import (
+    interval_by_user,
     item_cosine,
     make_questions,
     popularity,
@@ -102,6 +103,35 @@ def test_item_cosine_by_hand():
     expected = [[third, third, third, 0], [third, third, third, 0], [0, 0, 0, 0]]
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert found[2].argmax() == 0  # without a past, popularity decides
+
+
+def test_users_alike_in_all_their_questions_are_known_no_better_than_by_one_each():
+    random = np.random.default_rng(0)
+    users, losses = np.arange(40), random.normal(size=40)
+    spread = 1.96 * losses.std(ddof=1) / np.sqrt(40)
+    expected = pytest.approx([losses.mean() - spread, losses.mean() + spread])
+    assert interval_by_user(losses, users) == expected
+    order = random.permutation(40 * 30)  # each asks the same thirty times
+    found = interval_by_user(np.repeat(losses, 30)[order], np.repeat(users, 30)[order])
+    assert found == expected
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    """Each user has a rate of losses of his own; the mean over users is 0.3."""
+    random, held = np.random.default_rng(0), 0
+    users = np.repeat(np.arange(100), random.integers(1, 30, 100))
+    for _ in range(300):
+        rates = random.beta(1.5, 3.5, 100)
+        low, high = interval_by_user((random.random(len(users)) < rates[users]) * 1.0, users)
+        held += low <= 0.3 <= high
+    assert 0.92 <= held / 300 <= 0.98
+
+
+def test_few_users_have_no_interval():
+    losses = np.linspace(0, 1, 90)
+    assert interval_by_user(losses, np.arange(90) % 9) is None
+    assert interval_by_user(losses, np.arange(90) % 10) is not None
+    assert interval_by_user(losses[:1], np.array(["ann"], object)) is None
 
 
 @pytest.mark.parametrize("split", ["train", "tset"])

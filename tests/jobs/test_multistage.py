@@ -14,6 +14,7 @@ from multigate.configs.contract import FrozenContract
 from multigate.configs.errors import DataError, ModelError
 from multigate.configs.files import SPLITS, TIME
 from multigate.jobs.multistage import report
+from multigate.jobs.show import show_multistage
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import raw_values
 from multigate.pipeline.write import data_report
@@ -33,7 +34,7 @@ def measured(trained, ranker):
 
 
 def by_hand(trained, ranker):
-    """Places of the answer by both ways (None: not in the list), one question at a time."""
+    """Who asks, and places of the answer by both ways (None: not in the list), by question."""
     encoder = Encoder.read(trained.examples)
     contract = encoder.contract
     task = positive_task(trained.config)
@@ -74,8 +75,9 @@ def by_hand(trained, ranker):
     kinds = set()
     for number, row in enumerate(asked.rows):
         right = asked.answers[number].indices
+        who = splits[2].users[row]
         if not len(right):
-            yield None, None
+            yield who, None, None
             continue
         answer = items.ids[right[0]]
         seen = set(items.ids[asked.seen[number].indices])
@@ -88,13 +90,14 @@ def by_hand(trained, ranker):
         found = [one.decode() if isinstance(one, bytes) else one for one in found.tolist()]
         kept = [item for item in found if item in known and item not in seen]
         everything = [item for item in items.ids if item not in seen]
-        yield places(user, kept[:N], answer), places(user, everything, answer)
+        yield who, places(user, kept[:N], answer), places(user, everything, answer)
     assert kinds == {True, False}  # topics with rates of the user, and topics without
 
 
 @pytest.mark.slow
 def test_it_is_what_the_stages_give_by_hand(measured, trained, ranker):
-    pairs = list(by_hand(trained, ranker))
+    users, *both = zip(*by_hand(trained, ranker), strict=True)
+    pairs = list(zip(*both, strict=True))
     assert len(pairs) == measured["questions"] == QUESTIONS
     gains = np.array(
         [[1 / np.log2(1 + p) if p and p <= 10 else 0.0 for p in pair] for pair in pairs]
@@ -106,7 +109,9 @@ def test_it_is_what_the_stages_give_by_hand(measured, trained, ranker):
     assert measured["ndcg_all"] == pytest.approx(gains[:, 1].mean())
     loss = gains[:, 1] - gains[:, 0]
     assert found["loss"] == pytest.approx(loss.mean())
-    spread = 1.96 * loss.std(ddof=1) / np.sqrt(QUESTIONS)
+    gaps = [sum(loss[np.array(users) == user] - loss.mean()) for user in set(users)]
+    assert 10 <= len(gaps) < QUESTIONS  # some ask twice
+    spread = 1.96 * np.std(gaps, ddof=1) * np.sqrt(len(gaps)) / QUESTIONS
     assert found["interval"] == pytest.approx([loss.mean() - spread, loss.mean() + spread])
 
 
@@ -115,6 +120,12 @@ def test_retrieving_everything_loses_nothing(measured):
     assert found["ndcg"] == pytest.approx(measured["ndcg_all"])
     assert found["loss"] == 0
     assert found["recall"] == pytest.approx(1 - measured["unknown_answers"])
+
+
+def test_one_question_has_no_interval(trained, ranker):
+    found = report(trained.version, ranker, trained.examples, retrieved=(1,), limit=1)
+    assert found["retrieved"][1]["interval"] is None
+    show_multistage(found)
 
 
 def test_a_split_without_questions_is_refused(trained, ranker, tmp_path):
