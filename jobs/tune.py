@@ -179,9 +179,12 @@ def _study(config: Config, examples: Path, out: Path) -> optuna.Study:
     if options.prune:
         pruner = optuna.pruners.MedianPruner(n_startup_trials=options.prune_after, n_warmup_steps=1)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = f"sqlite:///{out / STUDY}"
+    # A folder holds one search: under another name, a second one would take `best` from it.
+    known = optuna.get_all_study_names(storage)
     study = optuna.create_study(
-        storage=f"sqlite:///{out / STUDY}",
-        study_name=config.name,
+        storage=storage,
+        study_name=known[0] if known else config.name,
         load_if_exists=True,
         direction="minimize" if config.train.monitor == "loss" else "maximize",
         pruner=pruner,

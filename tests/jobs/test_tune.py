@@ -124,6 +124,15 @@ def test_another_space_is_refused(found):
         search.tune(other, examples, out)
 
 
+def test_a_configuration_of_another_name_has_the_folder_s_search(found):
+    config, examples, out, result = found
+    renamed = config.model_copy(update={"name": "renamed"})
+    assert search.tune(renamed, examples, out) == result
+    other = with_search(renamed, space={"train.learning_rate": {"low": 0.1, "high": 0.2}})
+    with pytest.raises(DataError, match="another space; choose another folder"):
+        search.tune(other, examples, out)
+
+
 def test_hopeless_trials_are_pruned(found, tmp_path):
     config, examples, _, _ = found
     values = config.model_dump(mode="json")
