@@ -19,6 +19,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from book_crossing import only_file
 from rows import Row, Rows, cell, replace_table
 
 from multigate.model import gates
@@ -163,7 +164,8 @@ def read_idx(path: Path) -> np.ndarray:
 def read_images(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels of one of a publisher's sets, `train` or `t10k`."""
     images, labels = (
-        read_idx(folder / f"{name}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1")
+        read_idx(only_file(folder, f"{name}-{kind}-ubyte.gz"))
+        for kind in ("images-idx3", "labels-idx1")
     )
     return images, labels
 

@@ -239,6 +239,16 @@ def test_the_distance_of_two_distributions(study: Any) -> None:
     assert kept.mean() == pytest.approx(one.mean())
 
 
+def test_images_that_are_not_there_are_told_in_one_line(study: Any, tmp_path: Path) -> None:
+    for read in (study("fashion_routers").read, study("multi_mnist").data):
+        with pytest.raises(SystemExit) as told:
+            read(tmp_path / "fashion-mnist", 100)
+        assert str(told.value) == (
+            f"--data {tmp_path}/fashion-mnist: expected one file train-images-idx3-ubyte.gz, "
+            "found none"
+        )
+
+
 @pytest.mark.parametrize("replacement", [False, True])
 def test_a_router_of_images_is_measured_in_both_ways(
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replacement: bool
