@@ -9,7 +9,7 @@ normal quantile of 1 - 0.025 / k over k comparisons,
     otherwise            safe
 
 AUC, RMSE and pinball loss on the same rows, which the shadow gives, refuse likewise, but bless
-nothing: see `jobs.trial.measures`.
+nothing, so that they have no bound: see `jobs.trial.measures`.
 """
 
 from collections.abc import Sequence
@@ -69,15 +69,11 @@ class _Loss(TypedDict):
         what: the task, in words.
         pair: its measures.
         sign: 1 where more is better, -1 where less is.
-        bound: of the loss.
-        key: of the configuration that holds the bound.
     """
 
     what: str
     pair: Pair
     sign: int
-    bound: float
-    key: str
 
 
 @progress.stepwise("trial", 3)
@@ -149,12 +145,12 @@ def decide(
         rules: the bounds.
         labelled: whether feedback was joined.
     """
-    outcomes = _outcomes(canary, contract, rules)
-    same_rows = _same_rows(shadow, rules) if canary is None else []
+    outcomes = _outcomes(canary, contract)
+    same_rows = _same_rows(shadow) if canary is None else []
     judged = outcomes + same_rows
     worse = [said for one in judged if (said := _shown_worse(one, rules, len(judged)))]
     found: list[Objection] = [{"guard": "loss", "reason": said} for said in worse]
-    unclear = [said for one in outcomes if not worse and (said := _unclear(one))]
+    unclear = [said for one in outcomes if not worse and (said := _unclear(one, rules))]
     found += [{"guard": "users", "reason": said} for said in unclear]
     if canary is None:
         found.append(
@@ -209,7 +205,7 @@ def _faults(canary: CanaryMeasures | None, shadow: ShadowMeasures | None) -> lis
     return found
 
 
-def _outcomes(canary: CanaryMeasures | None, contract: Contract, rules: Rules) -> list[_Loss]:
+def _outcomes(canary: CanaryMeasures | None, contract: Contract) -> list[_Loss]:
     """The outcomes of the canary's users; a task without weight says nothing of good or bad."""
     found: list[_Loss] = []
     for name, outcome in canary["tasks"].items() if canary is not None else ():
@@ -220,14 +216,12 @@ def _outcomes(canary: CanaryMeasures | None, contract: Contract, rules: Rules) -
                     "what": f"{name}: {outcome['label']['metric']} of the label per item shown",
                     "pair": outcome["label"],
                     "sign": 1 if weight > 0 else -1,
-                    "bound": rules.largest_outcome_loss,
-                    "key": "evaluation.rules.largest_outcome_loss",
                 }
             )
     return found
 
 
-def _same_rows(shadow: ShadowMeasures | None, rules: Rules) -> list[_Loss]:
+def _same_rows(shadow: ShadowMeasures | None) -> list[_Loss]:
     """The measures on rows that production chose, which favour the version on trial."""
     rows = None if shadow is None else shadow["chosen_by"].get(STABLE)
     return [
@@ -235,8 +229,6 @@ def _same_rows(shadow: ShadowMeasures | None, rules: Rules) -> list[_Loss]:
             "what": f"{name}: {title(pair['metric'])} on the rows that production chose",
             "pair": pair,
             "sign": -1 if pair["relative"] else 1,
-            "bound": rules.largest_loss,
-            "key": "evaluation.rules.largest_loss",
         }
         for name, pair in (rows["tasks"].items() if rows is not None else ())
     ]
@@ -253,16 +245,17 @@ def _shown_worse(one: _Loss, rules: Rules, comparisons: int) -> str | None:
     return f"{one['what']} is worse beyond chance: {in_words(one['pair'])}"
 
 
-def _unclear(one: _Loss) -> str | None:
+def _unclear(one: _Loss, rules: Rules) -> str | None:
+    bound = rules.largest_outcome_loss
     difference = one["pair"]["difference"]
     if difference["value"] is None or difference["error"] is None:
         return f"{one['what']}: too few users or labels for an interval"
     loss = -one["sign"] * difference["value"]
-    if loss + _WIDTH * difference["error"] <= one["bound"]:
+    if loss + _WIDTH * difference["error"] <= bound:
         return None
     return (
-        f"{one['what']} may be worse: {in_words(one['pair'])}; {100 * one['bound']:g} % is allowed "
-        f"({one['key']}); more users would tell"
+        f"{one['what']} may be worse: {in_words(one['pair'])}; {100 * bound:g} % is allowed "
+        "(evaluation.rules.largest_outcome_loss); more users would tell"
     )
 
 
