@@ -149,9 +149,6 @@ def number(column: pl.Series, decimal: str | None = None) -> pl.Series:
     if column.dtype == pl.Duration:
         return _plain(column.dt.total_microseconds() / 1e6)
     text = filled(column)
-    if text.str.contains(r"(?i):|^[+-]?P").any():
-        seconds = duration(text)
-        text = _either(seconds.is_not_null(), _plain(seconds), text)
     bare = text.str.extract(WITH_UNIT, 1)
     bare = _either(bare.is_not_null(), bare, text)
     by_point, by_comma = (rf"[1-9]\d{{0,2}}(\{mark}\d{{3}})" for mark in ".,")
@@ -163,7 +160,11 @@ def number(column: pl.Series, decimal: str | None = None) -> pl.Series:
         point = bare.str.contains(rf"^[+-]?{by_comma}+(\.\d+)?$") & (decimal == ".")
     with_point = bare.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True)
     without_commas = bare.str.replace_all(",", "", literal=True)
-    return _either(comma, with_point, _either(point, without_commas, bare))
+    found = _either(comma, with_point, _either(point, without_commas, bare))
+    if text.str.contains(r"(?i):|^[+-]?P").any():
+        seconds = duration(text)
+        found = _either(seconds.is_not_null(), _plain(seconds), found)
+    return found
 
 
 def duration(text: pl.Series) -> pl.Series:

@@ -288,6 +288,12 @@ def test_durations_are_seconds(text, read):
     assert number(pl.Series([text, "7", None])).to_list() == [read, "7", None]
 
 
+@pytest.mark.parametrize("mark", [None, ",", "."])
+@pytest.mark.parametrize("text", ["00:01:30,123", "1:30.123", "PT90.123S", "PT1M30,123S"])
+def test_no_decimal_mark_makes_thousands_of_the_seconds_of_a_duration(text, mark):
+    assert number(pl.Series([text, "7"]), mark).to_list() == ["90.123", "7"]
+
+
 @pytest.mark.parametrize(("digits", "read"), [("9" * 30, 1e30), ("9" * 400, math.inf)])
 def test_a_duration_beyond_all_integers_fails_no_other_row(digits, read):
     """One typo in a log; what is not finite becomes a reject later."""
