@@ -13,6 +13,8 @@ EXAMPLE = (
     "--config deskdrop"
 )
 
+_LONGEST = 1e9  # seconds, 31 years
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""
@@ -59,8 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    if options.settle < 0:
-        raise ConfigError(f"--settle: expected seconds of 0 or more, received {options.settle:g}")
+    if not 0 <= options.settle <= _LONGEST:  # neither NaN nor more than a clock can go back
+        raise ConfigError(
+            f"--settle: expected seconds from 0 to {_LONGEST:g}, received {options.settle:g}"
+        )
     if options.days is not None and options.examples is None:
         raise ConfigError("--days: expected with --examples")
     settings = evaluation_options(options.config)

@@ -264,6 +264,26 @@ def test_other_mistakes_of_the_command_line(line, told, capfd):
     assert re.match(f"error: .*{told}", said), said
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("audit --config demo --data d --examples e --sample 0", "--sample: expected 1 or more"),
+        ("audit --config demo --data d --examples e --sample -1", "--sample: expected 1 or more"),
+        ("audit --config demo --data d --examples e --seed -1", "--seed: expected 0 or more"),
+        ("candidates report --candidates c --ranker r --examples e --questions 0", "--questions: "),
+        ("candidates report --candidates c --ranker r --examples e --questions -1", "received -1"),
+        ("trial --base b --log l --settle -1", "--settle: expected seconds from 0 to 1e+09"),
+        ("trial --base b --log l --settle nan", "--settle: expected seconds from 0 to 1e+09"),
+        ("trial --base b --log l --settle inf", "--settle: expected seconds from 0 to 1e+09"),
+    ],
+)
+def test_a_number_that_makes_no_sense(line, told, capfd):
+    assert main(line.split()) == 2
+    said = one_error(capfd.readouterr().err)
+    assert told in said
+    assert said.endswith(f"received {line.split()[-1]}")
+
+
 def test_every_verb_is_walked():
     assert set(MISSING) == set(VERBS)
     assert set(PIPE) | set(ALIKE) | SILENT == set(VERBS)
