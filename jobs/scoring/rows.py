@@ -71,6 +71,11 @@ def read_parts(path: Place, contract: Contract) -> Iterator[pa.Table]:
                 yield pa.Table.from_batches([batch])
     except pa.ArrowException as error:
         reason = one_line(error)
+        if kind in LINES and "unexpected field" in reason:  # Arrow does not say which
+            reason = (
+                f"a row has a field that no row of the first {_BLOCK >> 20} MiB has; name it in "
+                "the first row, null where it has no value"
+            )
         raise DataError(f"{path}: cannot be read as {kind[1:]}: {reason}") from None
 
 
