@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # its import takes seconds
 
 STUDY, BEST, BEST_CONFIG, TRIALS = "study.db", "best", "best.yaml", "trials.json"
 TEACHER = "teacher.npz"
+_FAILED = "failed "  # begins the study's attributes that say why a trial failed
 
 Measure = Callable[[Path], dict[str, Any]]
 """Called with a finished trial's checkpoint; what it returns is kept with the trial."""
@@ -259,11 +260,11 @@ def _run_trial(
     except ModelError as error:  # for example a learning rate at which the loss explodes
         _remove(checkpoint)
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        study.set_user_attr(f"failed {trial.number}", str(error))
+        study.set_user_attr(f"{_FAILED}{trial.number}", str(error))
         say(f"trial {trial.number}: {error}; {text}")
-        failed = study.get_trials(states=[optuna.trial.TrialState.FAIL])
-        if len(failed) >= 5 and not _count_finished(study):
-            raise ModelError(f"{out}: the first {len(failed)} trials failed: {error}") from None
+        failed = _count_failed(study)
+        if failed >= 5 and not _count_finished(study):
+            raise ModelError(f"{out}: the first {failed} trials failed: {error}") from None
         return
     trial.set_user_attr("epochs", trained["epochs"])
     trial.set_user_attr("best_epoch", trained["best_epoch"])
@@ -332,6 +333,11 @@ def _count_finished(study: optuna.Study) -> int:
     return len(study.get_trials(deepcopy=False, states=states))
 
 
+def _count_failed(study: optuna.Study) -> int:
+    """How many trials could not be trained; Optuna's state is that of interrupted ones as well."""
+    return sum(name.startswith(_FAILED) for name in study.user_attrs)
+
+
 def _trial_record(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
     return {
         "number": trial.number,
@@ -365,7 +371,7 @@ def _result(study: optuna.Study, out: Path) -> SearchResult:
     return {
         "trials": _count_finished(study),
         "pruned": len(study.get_trials(states=[state.PRUNED])),
-        "failed": len(study.get_trials(states=[state.FAIL])),
+        "failed": _count_failed(study),
         "best": {
             "number": best.number,
             "monitor": best.user_attrs["monitor"],

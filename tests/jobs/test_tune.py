@@ -84,7 +84,7 @@ def test_a_search_goes_on_where_it_was_cut_off(found, tmp_path):
     with sqlite3.connect(again / "study.db") as database:
         database.execute("UPDATE trials SET state = 'RUNNING' WHERE number = 1")
     before = json.loads((out / "trials.json").read_text())
-    search.tune(config, examples, again)
+    assert search.tune(config, examples, again)["failed"] == 0
     after = json.loads((again / "trials.json").read_text())
     assert [trial["state"] for trial in after] == ["complete", "fail", "complete"]
     assert after[2]["settings"] == before[1]["settings"]
