@@ -5,6 +5,7 @@ from typing import Any
 import yaml
 
 from multigate.configs.config import Config
+from multigate.configs.sections.base import Dumper
 
 CANDIDATES = "candidates"
 
@@ -33,7 +34,7 @@ def as_yaml(config: Config) -> str:
     )
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(Dumper):
     """Writes lists of plain values on one line."""
 
     def ignore_aliases(self, data: Any) -> bool:

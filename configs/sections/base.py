@@ -125,9 +125,14 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+class Dumper(yaml.SafeDumper):
+    """A YAML dumper that quotes what `read_yaml` would take for a number, such as the text 1e6."""
+
+
+for _kind in (_Loader, Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
 
 
 def read_yaml(path: Path) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from multigate.configs.config import Config
-from multigate.configs.sections.base import parse
+from multigate.configs.sections.base import Dumper, parse
 from multigate.configs.storage import Place
 
 
@@ -92,7 +92,12 @@ def _comment(text: str, pad: str) -> list[str]:
 
 
 def _dump(value: Any) -> str:
-    text = yaml.safe_dump(
-        value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True
+    text: str = yaml.dump(
+        value,
+        Dumper=Dumper,
+        default_flow_style=True,
+        sort_keys=False,
+        width=10_000,
+        allow_unicode=True,
     )
     return text.removesuffix("\n").removesuffix("\n...")
