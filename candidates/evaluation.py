@@ -60,6 +60,7 @@ class Questions:
         seen: (Q, I) 1 for each item that the user touched before.
         answers: (Q, I) 1 for each right answer.
         missed: (Q,) number of right answers that are not in the catalogue.
+        cold: (Q,) bool, whether the user had touched nothing, also of what is not in the catalogue.
         earlier: (V, I) 1 for each item that a user of the earlier splits touched, with a question
             or without.
     """
@@ -68,6 +69,7 @@ class Questions:
     seen: sp.csr_matrix
     answers: sp.csr_matrix
     missed: np.ndarray
+    cold: np.ndarray
     earlier: sp.csr_matrix
 
     def __len__(self) -> int:
@@ -145,7 +147,7 @@ def _measure(
     answers = questions.answers.nnz + int(questions.missed.sum())
     return {
         "questions": len(questions),
-        "cold": int((np.diff(questions.seen.indptr) == 0).sum()),
+        "cold": int(questions.cold.sum()),
         "answers": answers,
         "unknown_answers": float(questions.missed.sum() / answers),
         "recall": {name: recall(scorer, questions, ks) for name, scorer in scorers.items()},
@@ -199,12 +201,14 @@ def make_questions(
         return sp.csr_matrix((ones, places), shape=(rows, len(items)))
 
     unknown = answers.join(ids, on="item", how="anti")["question"].to_numpy()
+    touched = pl.concat([seen, meanwhile]).unique()
     people = before.select("user").unique(maintain_order=True).with_row_index("question")
     return Questions(
         asked["row"].to_numpy(),
-        matrix(pl.concat([seen, meanwhile]).unique(), len(asked)),
+        matrix(touched, len(asked)),
         matrix(answers, len(asked)),
         np.bincount(unknown, minlength=len(asked)),
+        ~np.isin(np.arange(len(asked)), touched["question"]),
         matrix(before.join(people, on="user"), len(people)),
     )
 

@@ -70,6 +70,15 @@ def test_a_question_for_each_user():
     assert questions.seen.toarray().tolist() == [[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]]
 
 
+def test_who_touched_only_what_nobody_knew_has_a_history():
+    now = pairs(("eve", "new", 10), ("eve", "a", 11), ("dan", "a", 12), ("bob", "d", 13))
+    for kind, cold in (
+        ("next_item", [True, False, True, False]),
+        ("from_the_start", [True, True, False]),
+    ):
+        assert make_questions([BEFORE], now, ITEMS, kind, limit=100).cold.tolist() == cold
+
+
 def test_the_limit_draws_the_same_questions_again():
     first, second = (make_questions([BEFORE], NOW, ITEMS, "next_item", limit=3) for _ in range(2))
     assert first.rows.tolist() == second.rows.tolist()
