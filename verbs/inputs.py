@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _CONFIG, _GRAPH = "config.json", "saved_model.pb"
 _EXTRA = "assets.extra"
 _MANIFEST = "manifest.json"
+_MAGIC = set("*?[")
 
 
 def require_log(data: Place) -> None:
@@ -82,7 +83,7 @@ def examples_folders(options: argparse.Namespace) -> list[Path]:
         named = place(text)
         if options.days is not None:
             found += _runs(named)
-        elif set("*?[") & set(text) and not (isinstance(named, Path) and named.exists()):
+        elif _MAGIC & set(text) and not (isinstance(named, Path) and named.exists()):
             matches = _matches(named)
             if not matches:
                 raise DataError(f"--examples {text}: nothing matches; expected folders")
@@ -114,8 +115,10 @@ def _matches(pattern: Place) -> Sequence[Place]:
         bucket, _, rest = pattern.key.partition("/")
         root = pattern.text.partition("://")[0] + "://" + bucket
         return [one.parent for one in Address(root).glob(f"{rest}/{_MANIFEST}")]
-    root_ = Path(pattern.anchor)
-    return _visible(root_, root_.glob(str(pattern.relative_to(root_))))
+    parts = pattern.parts
+    named = next(at for at, part in enumerate(parts) if _MAGIC & set(part))
+    folder = Path(*parts[:named])  # may be hidden or `..`: it was named, not found
+    return _visible(folder, folder.glob("/".join(parts[named:])))
 
 
 def _runs(folder: Place) -> Sequence[Place]:
