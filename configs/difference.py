@@ -6,6 +6,7 @@ from typing import Any
 from multigate.configs.contract import Contract
 
 _SHOWN = 3
+_LONGEST = 80  # characters of a value
 
 
 def difference(expected: Contract, received: Contract) -> str:
@@ -38,9 +39,16 @@ def _differences(expected: dict[str, Any], received: dict[str, Any]) -> Iterator
 
 def _of_key(where: str, one: dict[str, Any], other: dict[str, Any], key: str) -> Iterator[str]:
     if one.get(key) != other.get(key):
-        yield f"{where}: expected {_text(one, key)}, received {_text(other, key)}"
+        # Keys with their default are left out of schemas.
+        texts = [repr(of[key]) if key in of else "the default" for of in (one, other)]
+        pairs = enumerate(zip(*texts, strict=False))
+        alike = next((at for at, (a, b) in pairs if a != b), min(map(len, texts)))
+        expected, received = (_cut(text, alike) for text in texts)
+        yield f"{where}: expected {expected}, received {received}"
 
 
-def _text(values: dict[str, Any], key: str) -> str:
-    """A value as a message shows it; keys with their default are left out of schemas."""
-    return f"{values[key]!r:.80}" if key in values else "the default"
+def _cut(text: str, alike: int) -> str:
+    """A value as a message shows it: of a long one the part behind so many characters alike."""
+    shown = len(text) <= _LONGEST or alike < _LONGEST // 2
+    begin = 0 if shown else alike - _LONGEST // 4
+    return f"{'...' if begin else ''}{text[begin : begin + _LONGEST]}"

@@ -1,6 +1,7 @@
 """How two contracts differ, in words."""
 
 import copy
+import re
 
 import pytest
 import yaml
@@ -59,3 +60,19 @@ def test_a_task_and_a_long_list_are_cut():
     assert found.endswith("; and 3 more")
     task = difference(changed(), changed(**{"tasks.share.label.column": "shared"}))
     assert task.startswith("task 'share': label: expected {")
+
+
+def test_of_long_values_the_part_is_shown_that_differs():
+    events = ["click", "like", "share", "follow", "dislike", "save", "open", "subscribe"]
+    names = [f"{event} of an item" for event in events]
+    one, other = (
+        changed(**{"features.recent_clicks.history": {"events": names, "last": last}})
+        for last in (20, 21)
+    )
+    found = difference(one, other)
+    assert re.fullmatch(
+        r"feature 'recent_clicks': history: expected \.\.\..*'last': 20\}, received "
+        r"\.\.\..*'last': 21\}",
+        found,
+    )
+    assert len(found) < 260
