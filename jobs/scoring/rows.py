@@ -1,6 +1,7 @@
 """Files of rows, read and written a part at a time: Parquet, CSV and JSON lines."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,6 +120,22 @@ def split_parts(examples: Path, split: str) -> Iterator[pa.Table]:
             raise DataError(f"{path}: cannot be read as Parquet: {reason}") from None
 
 
+def _as_json(row: Any) -> str:
+    """A row as JSON, which has no NaN and no infinity: null."""
+    try:
+        return json.dumps(row, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(row), ensure_ascii=False, default=str)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 @contextmanager
 def writer(path: Path, kind: str) -> Iterator[Write]:
     """Write parts of one table to a file, of which `kind_of` is the format.
@@ -134,7 +151,7 @@ def writer(path: Path, kind: str) -> Iterator[Write]:
 
             def write_lines(part: pa.Table) -> None:
                 for row in part.to_pylist():
-                    file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+                    file.write(_as_json(row) + "\n")
 
             yield write_lines
         return
