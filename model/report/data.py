@@ -108,10 +108,11 @@ def _label(split: Mapping[str, Any]) -> str:
 
 
 def _change(found: Mapping[str, Any] | None) -> str:
-    """Relative change of a label's mean."""
+    """Relative change of a label's mean, which may be below 0: above 0 where it rose."""
     if found is None or not found["before"] or found["now"] is None:
         return ""
-    return f"{100 * (found['now'] / found['before'] - 1):+.1f} %"
+    change = (found["now"] - found["before"]) / abs(found["before"])
+    return f"{100 * change:+.1f} %"
 
 
 def _features(report: Mapping[str, Any]) -> str:
