@@ -245,7 +245,7 @@ def _run_trial(
     text = ", ".join(f"{name} {value}" for name, value in settings.items())
     try:
         trained = train.train(
-            with_settings(config, settings),
+            _together(config, settings),
             examples,
             checkpoint,
             progress=False,
@@ -257,7 +257,7 @@ def _run_trial(
         study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         say(f"trial {trial.number}: pruned; {text}")
         return
-    except ModelError as error:  # for example a learning rate at which the loss explodes
+    except ModelError as error:  # such as a loss that explodes, or more choices than experts
         _remove(checkpoint)
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
         study.set_user_attr(f"{_FAILED}{trial.number}", str(error))
@@ -285,6 +285,18 @@ def _run_trial(
         f"trial {trial.number}: {trained['monitor']} {trained['monitored']:.5f}"
         f"{' (best)' if best else ''}; {text}"
     )
+
+
+def _together(config: Config, settings: dict[str, Any]) -> Config:
+    """The configuration of a trial.
+
+    Raises:
+        ModelError: settings exclude one another, each of which the configuration takes alone.
+    """
+    try:
+        return with_settings(config, settings)
+    except ConfigError as error:
+        raise ModelError(str(error)) from None
 
 
 def _draw(trial: optuna.Trial, name: str, values: Range | Choices) -> Any:

@@ -154,6 +154,30 @@ def test_hopeless_trials_are_pruned(found, tmp_path):
     assert (1e-8, "complete") not in states
 
 
+def test_settings_that_exclude_one_another_fail_their_trial_alone(found, tmp_path, monkeypatch):
+    """Of two experts no gate selects three; a search that stops there never gets beyond it."""
+    config, examples, _, _ = found
+    values, trained = config.model_dump(mode="json"), []
+    values["model"]["gate"] = {"name": "topk", "num_selected": 2}
+
+    def train(chosen, examples, out, **options):
+        trained.append((chosen.model.experts.count, chosen.model.gate.num_selected))
+        out.mkdir()
+        told = {"epochs": 1, "best_epoch": 1, "monitor": "quality", "monitored": 0.5}
+        return told | {"val_loss": 1.0}
+
+    monkeypatch.setattr("multigate.model.training.train.train", train)
+    space = {
+        "model.experts.count": {"choices": [4, 2]},
+        "model.gate.num_selected": {"choices": [1, 3]},
+    }
+    values["tune"] = {"space": space, "trials": 12, "sampler": "random"}
+    result = search.tune(parse(Config, values, "test"), examples, tmp_path / "search")
+    assert result["trials"] == len(trained) == 12
+    assert set(trained) == {(4, 1), (4, 3), (2, 1)}
+    assert result["failed"] > 0
+
+
 @pytest.mark.parametrize(
     ("space", "message"),
     [
