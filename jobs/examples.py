@@ -53,7 +53,13 @@ class Examples:
         return _read(self._files.report)
 
     def count(self, split: str) -> int:
-        """Rows of a split: train, validation or test."""
+        """Rows of a split: train, validation or test.
+
+        Raises:
+            DataError: no such split.
+        """
+        if split not in self.splits:
+            raise DataError(f"split: expected one of {', '.join(self.splits)}; received {split!r}")
         return int(self.manifest["examples"]["splits"][split])
 
     def table(self, split: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -19,9 +19,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from multigate.configs.baselines import LIGHTGBM
 from multigate.configs.config import Config
 from multigate.configs.config import load as read
-from multigate.configs.errors import DataError
+from multigate.configs.errors import ConfigError, DataError
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.evaluation import EvaluationConfig
 from multigate.configs.storage import Place, place
@@ -87,6 +88,7 @@ def examples(
         DataError: the log cannot be used, or `out` exists or is an address, which a reader cannot
             open.
     """
+    _require("shuffle", shuffle, (None, "files", "beam"))
     from multigate.pipeline import job
 
     folder = place(str(out))
@@ -186,9 +188,11 @@ def evaluate(
         `["tasks"]["click"]["value"]`.
 
     Raises:
+        ConfigError: there is no such baseline.
         DataError: the split cannot be read.
         ModelError: the folder is no model, or the examples have another contract.
     """
+    _require("baseline", baseline, (None, LIGHTGBM))
     import_tensorflow()
     from multigate.model.assessment.assess import assess
     from multigate.model.baselines.lightgbm_baseline import fit
@@ -250,11 +254,20 @@ def load(version: str | Path, *, feature_clock: Literal["now", "cut_off"] = "now
             snapshot fills in.
 
     Raises:
+        ConfigError: there is no such clock.
         ServingError: the folder is no version, or is damaged.
     """
+    _require("feature_clock", feature_clock, ("now", "cut_off"))
     from multigate.jobs.scoring.version import Version
 
     return Version(version, feature_clock=feature_clock)
+
+
+def _require(name: str, received: str | None, known: Sequence[str | None]) -> None:
+    """Refuse a word that is none of those known, which else would stand for one of them."""
+    if received not in known:
+        words = ", ".join(map(repr, known))
+        raise ConfigError(f"{name}: expected one of {words}; received {received!r}")
 
 
 @contextmanager

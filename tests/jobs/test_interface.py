@@ -63,6 +63,25 @@ def test_a_configuration_is_a_name_a_file_its_values_or_itself(tmp_path):
         multigate.configuration(values | {"modle": {}})
 
 
+def test_a_word_that_is_none_of_the_known_is_refused(run, examples):
+    """Each stood for another one: the clock for cut_off, the baseline for LightGBM."""
+    version = run / "models/demo/1"
+    for call, told in (
+        (lambda: multigate.load(version, feature_clock="Now"), "feature_clock: .*received 'Now'"),
+        (
+            lambda: multigate.evaluate(version, examples, baseline="xgboost"),
+            "baseline: expected one of None, 'lightgbm'; received 'xgboost'",
+        ),
+        (
+            lambda: multigate.examples("demo", run, run / "new", shuffle="file"),
+            "shuffle: expected one of None, 'files', 'beam'; received 'file'",
+        ),
+        (lambda: examples.count("tset"), "split: expected one of train, .*; received 'tset'"),
+    ):
+        with pytest.raises(multigate.MultigateError, match=told):
+            call()
+
+
 CALLS = """
 import sys
 import multigate
