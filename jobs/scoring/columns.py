@@ -111,11 +111,13 @@ def _typed(name: str, feature: Any, values: Any, described: bool) -> pa.ChunkedA
     drops = isinstance(feature, IdListFeature) and feature.entry is None and not described
     try:
         found = _array(values, wanted)
-        if is_list and pa.types.is_string(found.type):
+        if not pa.types.is_string(wanted) and _are_texts(found.type):
+            found = found.cast(pa.string())
             found = pc.if_else(pc.equal(found, ""), pa.scalar(None, pa.string()), found)
-            found = pc.split_pattern(found, feature.separator)
-            if drops:  # an empty part of a text is no integer
-                found = _per_chunk(found, _without_empty)
+            if is_list:
+                found = pc.split_pattern(found, feature.separator)
+                if drops:  # an empty part of a text is no integer
+                    found = _per_chunk(found, _without_empty)
         found = found.cast(wanted)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = one_line(error)
@@ -175,11 +177,23 @@ def _rows_of(column: pa.ListArray) -> np.ndarray:
 
 
 def _array(values: Any, wanted: pa.DataType) -> pa.ChunkedArray:
-    """Values as an Arrow array, of the wanted type where they are plain Python or NumPy values."""
+    """Values as an Arrow array; plain Python or NumPy values of the wanted type, or texts."""
     if isinstance(values, pa.ChunkedArray):
         return values
     if isinstance(values, pa.Array):
         return pa.chunked_array([values])
     if getattr(values, "ndim", 1) > 1:
         values = list(values)
+    plain = isinstance(values, np.ndarray) and values.dtype.kind not in "OU"
+    if not plain and any(isinstance(one, str) for one in values):
+        wanted = pa.string()  # as a list, a text would be its characters
     return pa.chunked_array([pa.array(values, wanted, from_pandas=True)])
+
+
+def _are_texts(kind: pa.DataType) -> bool:
+    """Whether a type is one of texts: those of other writers are large, or of a dictionary."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return any(
+        one(kind) for one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    )
