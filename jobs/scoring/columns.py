@@ -31,6 +31,9 @@ def features_of(contract: Contract, columns: Columns) -> pa.Table:
         DataError: no feature is among them, a value does not fit, or the columns differ in length.
     """
     names = list(columns.column_names if isinstance(columns, pa.Table) else columns)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"column {twice!r}: stands {names.count(twice)} times; name each once")
 
     def described(name: str) -> bool:
         return any(other in names for other in contract.entries_of(name).values())

@@ -55,3 +55,10 @@ def test_lists_and_numbers_are_taken_as_they_are():
 def test_texts_among_lists_are_refused():
     with pytest.raises(DataError, match="feature 'tags': expected values of list"):
         read("tags", [["a", "b"], "c|d"])
+
+
+def test_a_column_that_stands_twice_is_refused():
+    """As a header of CSV can have it; which of them is meant, nobody knows."""
+    ids = [pa.array(["u"]), pa.array(["i"]), pa.array(["j"])]
+    with pytest.raises(DataError, match="column 'item_id': stands 2 times; name each once"):
+        features_of(CONTRACT, pa.table(ids, names=["user_id", "item_id", "item_id"]))
