@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from multigate.configs.console import Results
@@ -21,11 +20,11 @@ _LONGEST = 40
 def show(found: Explanation, top: int = 12) -> None:
     """Print an explanation; its `top` groups of features that change the score most."""
     console = Results(highlight=False)
-    console.print(escape(headline(found)))
+    console.print(headline(found))
     console.print(_features(found, top))
     console.print(_tasks(found))
     for note in notes(found, top):
-        console.print(escape(note), style="dim")
+        console.print(note, style="dim")
 
 
 def headline(found: Explanation) -> str:
@@ -132,7 +131,7 @@ def _features(found: Explanation, top: int) -> Table:
     for group in found["features"][:top]:
         each = group["contributions"]
         cells = (f"{each[task]:+.3g}" for task in (SCORE, *tasks))
-        table.add_row(escape(name_of(group)), escape(value_of(group)), *cells)
+        table.add_row(name_of(group), value_of(group), *cells)
     return table
 
 
@@ -147,5 +146,5 @@ def _tasks(found: Explanation) -> Table:
     for task, term in found["terms"].items():
         numbers = (f"{term['score']:.4g}", f"{term['weight']:g}", f"{term['term']:.4g}")
         own = [] if found["experts"] is None else [experts_of(found["experts"][task])]
-        table.add_row(escape(task), *numbers, *own)
+        table.add_row(task, *numbers, *own)
     return table

@@ -66,7 +66,7 @@ def show_comparison(result: "Comparison") -> None:
         show_baseline(result["baseline"])
     _CONSOLE.print("blessed" if result["verdict"] == "bless" else "refused", highlight=False)
     for reason in result["reasons"]:
-        _CONSOLE.print(f"  {reason}", highlight=False, markup=False)
+        _CONSOLE.print(f"  {reason}", highlight=False)
 
 
 def show_multistage(result: "MultistageReport") -> None:
@@ -122,4 +122,4 @@ def show_candidates_verdict(result: CandidateVerdict) -> None:
     _CONSOLE.print(table)
     _CONSOLE.print("blessed" if result["verdict"] == "bless" else "refused", highlight=False)
     for reason in result["reasons"]:
-        _CONSOLE.print(f"  {reason}", highlight=False, markup=False)
+        _CONSOLE.print(f"  {reason}", highlight=False)
