@@ -110,13 +110,25 @@ class _Loader(yaml.SafeLoader):
     """A YAML loader that refuses a key that is written twice, and reads 1e-6 as a number.
 
     PyYAML follows YAML 1.1, which keeps the last of two equal keys, and takes 1e-6 for text because
-    it has no decimal point.
+    it has no decimal point.  Of a date that there is not it says neither the place nor the value.
     """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, IndexError) as error:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{node.value!r}: {error}", node.start_mark
+            ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"expected a plain key, received {key!r}", key_node.start_mark
+                )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} is written twice", key_node.start_mark
