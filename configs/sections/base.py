@@ -208,7 +208,8 @@ def _keys(location: tuple[int | str, ...], values: Any, missing: bool) -> list[s
         if isinstance(values, dict):
             found = part in values
         else:
-            found = isinstance(values, list | tuple) and isinstance(part, int)
+            is_place = isinstance(values, list | tuple) and isinstance(part, int)
+            found = is_place and part in range(len(values))  # a list may be too short
         if found:
             values = values[part]
         if found or (missing and place == len(location) - 1):
@@ -218,7 +219,9 @@ def _keys(location: tuple[int | str, ...], values: Any, missing: bool) -> list[s
 
 def _describe(item: Any, where: str, values: Any) -> str:
     """One line for one validation error."""
-    location = ".".join(_keys(item["loc"], values, item["type"] == "missing"))
+    absent, loc = item["type"] == "missing", item["loc"]
+    of_list = absent and isinstance(loc[-1], int)
+    location = ".".join(_keys(loc, values, absent and not of_list))
     if item["type"] == "unknown_key":
         context = item["ctx"]
         key = f"{location}.{context['key']}" if location else context["key"]
@@ -227,7 +230,11 @@ def _describe(item: Any, where: str, values: Any) -> str:
             f"received {context['value']}"
         )
     location = location or "(top level)"
-    if item["type"] == "missing":
+    if of_list:
+        return (
+            f"{where}: {location}: value {loc[-1] + 1} is missing; received {item['input']!r:.80}"
+        )
+    if absent:
         return f"{where}: {location}: required key is missing"
     message = item["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]

@@ -99,6 +99,13 @@ def test_files_that_are_no_configuration(tmp_path, content, message):
         load(path)
 
 
+def test_a_list_that_is_too_short_is_told():
+    values = preset()
+    values["evaluation"] = {"rules": {"calibration": [0.5]}}
+    said = "x.yaml: evaluation.rules.calibration: value 2 is missing; received (0.5,)"
+    assert refusal(values) == said
+
+
 def test_missing_file_names_the_presets():
     with pytest.raises(
         ConfigError, match=r"no-such\.yaml: no such configuration file; presets are"
