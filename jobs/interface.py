@@ -189,10 +189,13 @@ def evaluate(
 
     Raises:
         ConfigError: there is no such baseline.
-        DataError: the split cannot be read.
+        DataError: the split cannot be read, or the report's folder is not there.
         ModelError: the folder is no model, or the examples have another contract.
     """
     _require("baseline", baseline, (None, LIGHTGBM))
+    page = None if report is None else Path(report)
+    if page is not None and not page.absolute().parent.is_dir():
+        raise DataError(f"{page.parent}: no such folder; make it, or choose another file")
     import_tensorflow()
     from multigate.model.assessment.assess import assess
     from multigate.model.baselines.lightgbm_baseline import fit
@@ -213,10 +216,10 @@ def evaluate(
             seeds=[Path(one) for one in seeds],
             baseline=fitted,
         )
-    if report is not None:
+    if page is not None:
         from multigate.model.report.page import write_report
 
-        write_report(Path(report), found)
+        write_report(page, found)
     return found
 
 

@@ -82,6 +82,11 @@ def test_a_word_that_is_none_of_the_known_is_refused(run, examples):
             call()
 
 
+def test_a_report_without_a_folder_is_told_before_anything_is_measured(tmp_path):
+    with pytest.raises(multigate.MultigateError, match="no: no such folder; make it, or choose"):
+        multigate.evaluate(tmp_path, tmp_path, report=tmp_path / "no" / "report.html")
+
+
 CALLS = """
 import sys
 import multigate
