@@ -16,9 +16,10 @@
     position   none            it is not known when serving; of a `places` table the place itself,
                                NaN missing
 
-Counts, most frequent ids and their order come from the training split alone; ids of equal count
-are in ascending order.  Trees need no transform, so numbers stay as they are.  A missing value
-stays missing under every rule of the contract, `default` too: trees have a branch of their own.
+Counts, most frequent ids and their order come from the training split alone, of each impression
+once; ids of equal count are in ascending order.  Trees need no transform, so numbers stay as they
+are.  A missing value stays missing under every rule of the contract, `default` too: trees have a
+branch of their own.
 """
 
 from pathlib import Path
@@ -225,7 +226,7 @@ def read_tables(
         DataError: a split or a column cannot be read, or a label has a wrong value.
     """
     train, held_out = (read_rows(examples, split) for split in ("train", "validation"))
-    tabulator = Tabulator(contract, train, places)
+    tabulator = Tabulator(contract, train.once(), places)
     return Tables(
         tabulator,
         train,

@@ -19,7 +19,7 @@ from multigate.configs.statistics import Statistics
 from multigate.model.data.encoding import Encoded, Encoder
 from multigate.model.data.hashing import hash_ids
 from multigate.model.data.recency import newest_time, recency_weights
-from multigate.model.data.rows import as_weights
+from multigate.model.data.rows import Rows, as_weights
 from multigate.model.ranker import scores
 
 _ROWS_AT_ONCE = 1 << 18  # rows read and encoded together; bounds the memory of raw text
@@ -239,6 +239,21 @@ def read_split(folder: Path, split: str, encoder: Encoder, weight: str | None = 
     """
     found = Split(folder, split, encoder, weight)
     return concatenate(list(found.read(found.groups)))
+
+
+def encode(rows: Rows, encoder: Encoder, weight: str | None = None) -> Examples:
+    """Encode rows that are read already.
+
+    Args:
+        rows: N of them.
+        encoder: of the examples or of a checkpoint.
+        weight: column of the rows' weights in the loss; None for equal weights.
+
+    Raises:
+        DataError: see `read_split`.
+    """
+    weights = None if weight is None else rows.weights(weight)
+    return Examples(encoder(rows.table), rows.labels(encoder.contract), weights)
 
 
 def targets(

@@ -37,7 +37,8 @@ class Rows:
         """The same impressions, each as one row with all its labels.
 
         Runs of several days that are read as one folder hold a row for each day on which a label of
-        an impression closed, with the others masked. A ranked list holds the impression once.
+        an impression closed, with the others masked. A ranked list holds the impression once,
+        and what counts rows counts it once.
         """
         names = self.table.column_names
         if IMPRESSION not in names or self.table[IMPRESSION].null_count:
@@ -92,6 +93,12 @@ class Rows:
         """
         self.check_columns([name])
         return as_weights(self.table[name], f"{self.source}: {name}")
+
+    def integers(self, name: str) -> np.ndarray | None:
+        """A column (N,) as whole numbers, 0 where it is null; None if there is none."""
+        if name not in self.table.column_names:
+            return None
+        return np.asarray(self.table[name].cast("int64").fill_null(0))
 
     def codes(self, name: str) -> np.ndarray:
         """A column's values as 0, 1, ..., (N,); a missing value counts as a value.

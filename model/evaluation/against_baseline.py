@@ -295,7 +295,7 @@ def _their_scores(
     statistics = Statistics.read(ExamplesFolder(examples).statistics)
     if uncalibrated and statistics.negatives_kept == 1:
         return baseline.scores(rows), {}
-    validation = read_rows(examples, "validation")
+    validation = read_rows(examples, "validation").once()
     # Not the scores: what is clipped has lost its residual.
     held_out, measured = (baseline.outputs(one) for one in (validation, rows))
     found = corrected(

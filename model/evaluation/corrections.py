@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from multigate.configs.contract import Contract
-from multigate.configs.files import IMPRESSION, SAMPLED, TIME
+from multigate.configs.files import SAMPLED, TIME
 from multigate.configs.sections.model import CalibrationMethod
 from multigate.configs.statistics import Statistics
 from multigate.model.data.rows import Rows
@@ -54,7 +54,7 @@ def corrected(
     Args:
         contract: tasks; those without scores are left out.
         statistics: of the training split, with the share of negatives that it holds.
-        validation: V rows.
+        validation: V rows, each impression once (`Rows.once`).
         held_out: their scores (V,) by task, probabilities or on the label's transform.
         measured: scores (N,) by task, likewise.
         method: of calibration (`export.calibration`); `none` leaves it out.
@@ -66,7 +66,7 @@ def corrected(
         DataError: the validation split lacks a column.
     """
     weights = None if weight is None else validation.weights(weight)
-    sampled, times = _whole(validation, SAMPLED), _whole(validation, TIME)
+    sampled, times = validation.integers(SAMPLED), validation.integers(TIME)
     # Before tasks are left out: an impression is positive by their labels, too.
     shares = negative_shares(
         contract,
@@ -75,7 +75,6 @@ def corrected(
         validation.labels(contract),
         np.zeros(len(validation), bool) if sampled is None else sampled == 1,
         weights,
-        _whole(validation, IMPRESSION),
     )
     contract = contract.model_copy(
         update={"tasks": {n: task for n, task in contract.tasks.items() if n in held_out}}
@@ -110,13 +109,6 @@ def corrected(
         if name in factors:
             found.means[name] = smear(task, z * of_task.std + of_task.mean, factors[name])
     return found
-
-
-def _whole(rows: Rows, name: str) -> np.ndarray | None:
-    """A column (N,) as whole numbers, 0 where it is null; None if there is none."""
-    if name not in rows.table.column_names:
-        return None
-    return np.asarray(rows.table[name].cast("int64").fill_null(0))
 
 
 def _logit(contract: Contract, statistics: Statistics, name: str, values: np.ndarray) -> np.ndarray:

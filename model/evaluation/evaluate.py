@@ -16,7 +16,8 @@ from multigate.configs.contract import Contract
 from multigate.configs.lineage import check_examples
 from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints import checkpoint as checkpoints
-from multigate.model.data.examples import Examples, batches, read_split
+from multigate.model.data.examples import Examples, batches, encode
+from multigate.model.data.rows import read_rows
 from multigate.model.evaluation import metrics
 from multigate.model.evaluation.measures.names import title
 from multigate.model.evaluation.results import (
@@ -113,7 +114,7 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> Summar
     loaded = checkpoints.load(checkpoint)
     check_examples(checkpoint, loaded.contract, examples)
     ranker, encoder, config, _ = loaded
-    rows = read_split(examples, split, encoder)
+    rows = encode(read_rows(examples, split).once(), encoder)
     predictions = Predictions(ranker, config.contract, encoder.statistics, rows)
     return summary(config, split, rows, predictions)
 

@@ -17,7 +17,6 @@ def negative_shares(
     labels: np.ndarray,
     sampled: np.ndarray,
     weights: np.ndarray | None = None,
-    impressions: np.ndarray | None = None,
 ) -> dict[str, float]:
     """The share of its negatives that each binary task was trained on; shares of 1 are left out.
 
@@ -26,20 +25,16 @@ def negative_shares(
         kept: share of the impressions without a positive label that training held.
         tasks: an impression is positive if one of these tasks has a positive label; if none is
             given, all binary tasks count.
-        labels: (N, T) of a split that is not downsampled, NaN where masked.
+        labels: (N, T) of a split that is not downsampled, NaN where masked; of each impression
+            once (`Rows.once`).
         sampled: (N,) bool, sampled negatives.
         weights: (N,) of the rows; None if all are equal.
-        impressions: (N,) number of each row's impression, which may have its labels in several rows
-            (`Rows.once`); None if each row has one of its own.
     """
     binary = contract.binary_tasks()
     if kept == 1:
         return {}
     column = {name: t for t, name in enumerate(contract.tasks)}
     positive = (labels[:, [column[name] for name in tasks or binary]] == 1).any(axis=1)
-    if impressions is not None:
-        _, of = np.unique(impressions, return_inverse=True)
-        positive = np.bincount(of, positive)[of] > 0
     stays = np.where(positive | sampled, 1.0, kept)  # (N,) chance to be in training
     found = {}
     for name in binary:

@@ -21,7 +21,7 @@ from multigate.configs.errors import ExportError
 from multigate.configs.files import LABEL
 from multigate.configs.sections.model import ExportConfig
 from multigate.model.data.encoding import Encoder
-from multigate.model.data.examples import Examples
+from multigate.model.data.examples import Examples, encode
 from multigate.model.data.rows import read_rows
 from multigate.model.evaluation.evaluate import LOWER_IS_BETTER, Predictions
 from multigate.model.evaluation.measures import tasks
@@ -179,8 +179,7 @@ class Judge:
         rows = read_rows(self._folder, "validation", columns)
         if len(rows) > _MOST_ROWS:
             rows = rows.take(np.linspace(0, len(rows) - 1, _MOST_ROWS).astype(np.int64))
-        examples = Examples(self._encoder(rows.table), rows.labels(contract))
-        return examples, Resamples(rows.codes(contract.user))
+        return encode(rows, self._encoder), Resamples(rows.codes(contract.user))
 
 
 def judge(

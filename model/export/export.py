@@ -29,9 +29,8 @@ from multigate.configs.lineage import check_examples
 from multigate.configs.sections.model import ExportConfig
 from multigate.configs.version_folders import new_version
 from multigate.model.checkpoints import checkpoint as checkpoints
-from multigate.model.data.encoding import Encoder
-from multigate.model.data.examples import read_split
-from multigate.model.data.rows import read_rows
+from multigate.model.data.examples import encode
+from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation import calibration as calibrations
 from multigate.model.evaluation.evaluate import Predictions, summary, task_summary
 from multigate.model.export import links, model_card, reference, sparsity, warmup_requests
@@ -85,12 +84,13 @@ def export(
     loaded = checkpoints.load(checkpoint)
     check_examples(checkpoint, loaded.contract, examples)
     options = loaded.config.export
-    table = _test_rows(examples, loaded.encoder, options.parity_rows)
+    test = read_rows(examples, "test").once()
+    table = _parity_rows(test, options.parity_rows)
     judge = Judge(loaded.ranker, loaded.encoder, examples, options)
     progress.step("harden and round")
     hardening, rounding = judge.harden(), judge.round_weights()
     progress.step("score the test split")
-    rows = read_split(examples, "test", loaded.encoder, loaded.config.row_weight)
+    rows = encode(test, loaded.encoder, loaded.config.row_weight)
     contract, statistics = loaded.encoder.contract, loaded.encoder.statistics
     predictions = Predictions(loaded.ranker, contract, statistics, rows)
     progress.step("calibrate")
@@ -162,7 +162,7 @@ def export(
             write_json(extra / "sparsity.json", report)
             write_json(
                 extra / "reference.json",
-                reference.report(loaded.encoder, examples, served),
+                reference.report(contract, test.table, rows.features, served),
             )
             warmup_requests.write(
                 extra,
@@ -190,9 +190,8 @@ def export(
     return target
 
 
-def _test_rows(examples: Path, encoder: Encoder, limit: int) -> pa.Table:
-    """Features of at most `limit` test rows, evenly spread over the split."""
-    table = read_rows(examples, "test", list(encoder.contract.features)).table
-    if table.num_rows <= limit:
-        return table
-    return table.take(np.linspace(0, table.num_rows - 1, limit).astype(np.int64))
+def _parity_rows(rows: Rows, limit: int) -> pa.Table:
+    """At most `limit` rows, evenly spread over the split."""
+    if len(rows) <= limit:
+        return rows.table
+    return rows.take(np.linspace(0, len(rows) - 1, limit).astype(np.int64)).table

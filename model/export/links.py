@@ -27,13 +27,13 @@ from typing import Any, TypedDict
 
 import keras
 import numpy as np
-import pyarrow.parquet as pq
 
 from multigate.configs.contract import Contract
-from multigate.configs.files import IMPRESSION, SAMPLED, TIME, ExamplesFolder
+from multigate.configs.files import SAMPLED, TIME
 from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints import checkpoint as checkpoints
-from multigate.model.data.examples import Examples, read_split
+from multigate.model.data.examples import Examples, encode
+from multigate.model.data.rows import read_rows
 from multigate.model.evaluation import calibration as calibrations
 from multigate.model.evaluation.calibration import Calibration, CalibrationReport, Curve
 from multigate.model.evaluation.evaluate import Predictions
@@ -94,7 +94,8 @@ def fit(
     kept = statistics.negatives_kept
     if options.calibration == "none" and kept == 1 and not options.smearing:
         return {}, {}
-    validation = read_split(examples, "validation", encoder, loaded.config.row_weight)
+    held_out = read_rows(examples, "validation").once()
+    validation = encode(held_out, encoder, loaded.config.row_weight)
     weights = validation.weights
     logits = Predictions(loaded.ranker, contract, statistics, validation).logits
     report: LinkReport = {}
@@ -103,17 +104,9 @@ def fit(
     curves: dict[str, Curve] = {}
     if kept < 1:
         names = loaded.config.downsampled_by()
-        column = _column(examples, SAMPLED)
+        column = held_out.integers(SAMPLED)
         sampled = np.zeros(len(validation), bool) if column is None else column == 1
-        shares = negative_shares(
-            contract,
-            kept,
-            names,
-            validation.labels,
-            sampled,
-            weights,
-            _column(examples, IMPRESSION),
-        )
+        shares = negative_shares(contract, kept, names, validation.labels, sampled, weights)
         curves = {task: shift(float(np.log(share))) for task, share in shares.items()}
         report["negatives"] = {
             "kept": kept,
@@ -128,7 +121,7 @@ def fit(
     shown = {task: z + offsets.get(task, 0.0) for task, z in predictions.logits.items()}
     if options.calibration != "none":
         method = options.calibration
-        times = _column(examples, TIME)
+        times = held_out.integers(TIME)
         fitted = calibrations.fit(
             contract, statistics, method, corrected, validation.labels, times, weights
         )
@@ -216,13 +209,3 @@ def rmse(
 
 def _numpy(value: Any) -> np.ndarray:
     return np.asarray(keras.ops.convert_to_numpy(value))
-
-
-def _column(examples: Path, name: str) -> np.ndarray | None:
-    """A column (N,) of the validation split as whole numbers; None if a file lacks it."""
-    parts = []
-    for path in sorted(ExamplesFolder(examples).split("validation").glob("*.parquet")):
-        if name not in pq.read_schema(path).names:
-            return None
-        parts.append(pq.read_table(path, columns=[name])[name].cast("int64").fill_null(0))
-    return np.concatenate([np.asarray(part) for part in parts]) if parts else None

@@ -12,23 +12,21 @@ count in the first or last bin.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from multigate.configs.contract import (
+    Contract,
     IdFeature,
     IdListFeature,
     NumberFeature,
     TextFeature,
     VectorFeature,
 )
-from multigate.configs.files import ExamplesFolder
-from multigate.model.data.encoding import Encoder, vectors
+from multigate.model.data.encoding import Encoded, vectors
 
 BINS = 20
 _ENDS = (0.005, 0.995)
@@ -56,42 +54,29 @@ class Reference(TypedDict):
     scores: dict[str, Histogram]
 
 
-def report(encoder: Encoder, examples: Path, scores: Mapping[str, np.ndarray]) -> Reference:
+def report(
+    contract: Contract, table: pa.Table, encoded: Encoded, scores: Mapping[str, np.ndarray]
+) -> Reference:
     """The content of `reference.json`.
 
     Args:
-        encoder: of the version's contract.
-        examples: folder with the test split.
-        scores: (N,) by task, of the test split, as served.
+        contract: of the version.
+        table: the test split, N rows.
+        encoded: its features.
+        scores: (N,) by task, as served.
     """
-    names = [name for name, _ in encoder.contract.of_side("user", "item", "context")]
-    rows = 0
-    missing = dict.fromkeys(names, 0)
-    unseen = dict.fromkeys(names, 0)
-    values = dict.fromkeys(names, 0)
-    for path in sorted(ExamplesFolder(examples).split("test").glob("*.parquet")):
-        table = pq.read_table(path, columns=list(encoder.contract.features))
-        encoded = encoder(table)
-        rows += table.num_rows
-        for name in names:
-            absent = _absent(encoder.contract.features[name], table[name].combine_chunks())
-            missing[name] += int(absent.sum())
-            codes = encoded[name]
-            if (buckets := encoder.contract.unknown_codes(name)) is not None:
-                codes = codes if codes.ndim == 2 else codes[~absent]
-                unseen[name] += int(((codes >= 1) & (codes <= buckets)).sum())
-                values[name] += int((codes > 0).sum()) if codes.ndim == 2 else table.num_rows
+    features: dict[str, FeatureShares] = {}
+    for name, feature in contract.of_side("user", "item", "context"):
+        absent = _absent(feature, table[name].combine_chunks())
+        features[name] = {"missing": float(absent.mean()), "unseen": None}
+        if (buckets := contract.unknown_codes(name)) is not None:
+            codes = encoded[name] if encoded[name].ndim == 2 else encoded[name][~absent]
+            unseen = np.count_nonzero((codes >= 1) & (codes <= buckets))
+            values = np.count_nonzero(codes) if codes.ndim == 2 else table.num_rows
+            features[name]["unseen"] = unseen / max(values, 1)
     return {
-        "rows": rows,
-        "features": {
-            name: {
-                "missing": missing[name] / max(rows, 1),
-                "unseen": None
-                if encoder.contract.unknown_codes(name) is None
-                else unseen[name] / max(values[name], 1),
-            }
-            for name in names
-        },
+        "rows": table.num_rows,
+        "features": features,
         "scores": {task: histogram(found) for task, found in scores.items()},
     }
 

@@ -1,7 +1,9 @@
 """A small examples folder with every kind of feature, and the configuration that fits it."""
 
 import json
+import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +276,25 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     tiny = Tiny(tmp_path_factory.mktemp("tiny") / "examples")
     write_examples(tiny.examples, tiny.config)
     return tiny
+
+
+def labels_apart(examples: Path, out: Path, tasks: list[str], splits: list[str]) -> Path:
+    """A copy as of days that are read as one folder: labels of some tasks closed a day earlier."""
+    shutil.copytree(examples, out)
+    for split in splits:
+        (path,) = (out / split).glob("*.parquet")
+        rows = pl.read_parquet(path)
+        if "meta/impression" not in rows:
+            rows = rows.with_columns(pl.int_range(pl.len()).alias("meta/impression"))
+        labels = {name for name in rows.columns if name.startswith("label/")}
+        early = {f"label/{task}" for task in tasks}
+        for name, masked in (("0", labels - early), ("1", early)):
+            nulls = [pl.lit(None, rows.schema[label]).alias(label) for label in masked]
+            rows.with_columns(*nulls).write_parquet(out / split / f"{name}.parquet")
+        path.unlink()
+    return out
+
+
+@pytest.fixture(scope="session", name="labels_apart")
+def _labels_apart() -> Callable[[Path, Path, list[str], list[str]], Path]:
+    return labels_apart

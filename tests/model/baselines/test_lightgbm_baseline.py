@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from multigate.configs.errors import ConfigError, DataError
 from multigate.model.baselines import lightgbm_baseline
 from multigate.model.baselines.lightgbm_baseline import SETTINGS, fit
-from multigate.model.baselines.table import COUNT
+from multigate.model.baselines.table import COUNT, read_tables
 from multigate.model.data.rows import read_rows
 
 
@@ -43,6 +43,17 @@ def changed(examples: Path, out: Path, split: str, **columns: Any) -> Path:
         table = table.set_column(place, column, pa.array(values, table[column].type))
     pq.write_table(table, path)
     return out
+
+
+def test_an_impression_with_labels_in_several_rows_is_one_row_of_its_ids(
+    tiny: Any, examples: Path, labels_apart: Any, tmp_path: Path
+) -> None:
+    days = labels_apart(examples, tmp_path / "days", ["click"], ["train"])
+    found, expected = (read_tables(folder, tiny.config.contract) for folder in (days, examples))
+    values = found.values[0].reshape(2, *expected.values[0].shape)
+    for table in values:
+        np.testing.assert_array_equal(table, expected.values[0])
+    np.testing.assert_array_equal(found.values[1], expected.values[1])
 
 
 def test_it_learns_every_task(tiny: Any, examples: Path, fitted: Any) -> None:

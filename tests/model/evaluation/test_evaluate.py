@@ -86,6 +86,14 @@ def test_metrics_are_those_of_the_loaded_model(tiny: Any, trained: Path) -> None
     assert result["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_an_impression_with_labels_in_several_rows_counts_once(
+    tiny: Any, trained: Path, labels_apart: Any, tmp_path: Path
+) -> None:
+    days = labels_apart(tiny.examples, tmp_path / "examples", ["click"], ["test"])
+    found, expected = (evaluate.evaluate(trained, folder) for folder in (days, tiny.examples))
+    assert found == expected
+
+
 def test_the_gates_numbers(tiny: Any, trained: Path) -> None:
     result = evaluate.evaluate(trained, tiny.examples, split="validation")
     assert result["experts"] == 4

@@ -20,6 +20,7 @@ from multigate.configs.contract import FrozenContract
 from multigate.configs.errors import DataError, ExportError, ModelError
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.raw import raw_values
+from multigate.model.data.rows import read_rows
 from multigate.model.export import export as exporting
 from multigate.model.export import parity
 from multigate.model.export.export import export
@@ -302,9 +303,25 @@ def test_what_is_not_a_checkpoint_or_not_its_examples(case, tmp_path) -> None:
 
 
 @pytest.mark.slow
+def test_an_impression_with_labels_in_several_rows_counts_once(
+    case, labels_apart, tmp_path
+) -> None:
+    pipeline = case.config().pipeline.model_dump(mode="json") | {"downsample": {"keep": 0.25}}
+    checkpoint = case.checkpoint(pipeline=pipeline, export={"smearing": True})
+    path = checkpoint / "statistics.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"negatives_kept": 0.25}))
+    days = labels_apart(case.examples, tmp_path / "days", ["click"], ["validation", "test"])
+    found, expected = (
+        export(checkpoint, examples, tmp_path / "models") for examples in (days, case.examples)
+    )
+    for name in ("metrics.json", "reference.json", "sparsity.json", "golden.json"):
+        assert read(found, name) == read(expected, name)
+
+
+@pytest.mark.slow
 def test_only_undecided_rows_are_excused(case) -> None:
     loaded = checkpoints.load(case.checkpoint())
-    encoded = loaded.encoder(exporting._test_rows(case.examples, loaded.encoder, 50))
+    encoded = loaded.encoder(exporting._parity_rows(read_rows(case.examples, "test"), 50))
     assert not parity.changes_experts(loaded.ranker, encoded).any()
     for gate in loaded.ranker.mixture.gates:  # two logits that are equal but for rounding
         kernel = np.array(gate.kernel.value)
@@ -358,7 +375,7 @@ def test_what_jax_scores_and_trains_exports_to_the_same_scores(case, tmp_path) -
     )
     version = export(checkpoint, case.examples, tmp_path / "models")
     loaded = checkpoints.load(checkpoint)
-    table = exporting._test_rows(case.examples, loaded.encoder, 1000).slice(0, 64)
+    table = read_rows(case.examples, "test").table.slice(0, 64)
     contract = loaded.encoder.contract
     names = [name for name, _ in contract.of_side("user", "item", "context")]
     signature = tf.saved_model.load(str(version)).signatures["serving_default"]

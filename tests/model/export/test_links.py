@@ -19,7 +19,7 @@ from multigate.model.assessment.assess import assess
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import read_split
 from multigate.model.data.raw import raw_values
-from multigate.model.data.rows import read_rows
+from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation import calibration
 from multigate.model.evaluation.calibration import sigmoid
 from multigate.model.evaluation.comparison import compare
@@ -101,10 +101,11 @@ def test_an_impression_may_have_its_labels_in_several_rows(case) -> None:
     expected = links.negative_shares(contract, 0.5, (), once, np.zeros(9, bool))
     clicks, likes = once.copy(), once.copy()
     clicks[:, 2], likes[:, 0] = np.nan, np.nan
-    labels, impressions = np.concatenate([clicks, likes]), np.tile(np.arange(9), 2)
-    shares = links.negative_shares(
-        contract, 0.5, (), labels, np.zeros(18, bool), impressions=impressions
-    )
+    columns = dict(zip(contract.tasks, np.concatenate([clicks, likes]).T, strict=True))
+    table = pa.table({f"label/{n}": pa.array(y, from_pandas=True) for n, y in columns.items()})
+    table = table.append_column("meta/impression", pa.array(np.tile(np.arange(9), 2)))
+    labels = Rows(case.examples, table).once().labels(contract)
+    shares = links.negative_shares(contract, 0.5, (), labels, np.zeros(9, bool))
     assert shares == expected == {"click": 0.5, "like": pytest.approx(6 / 9)}
 
 
