@@ -120,6 +120,7 @@ def start(
             "features, labels or tasks differ, namely "
             f"{_differences(frozen.contract, encoder.contract)}; train without --from"
         )
+    _check_order(source, frozen.contract, ranker.contract)
     _check_poolings(source, frozen.contract, ranker.contract)
     _check_losses(source, frozen.contract, ranker.contract)
     _check_functions(source, config.model, ranker.config)
@@ -177,6 +178,23 @@ def start(
     return {"checkpoint": str(source), "tables": tables, "pairs_gone": pairs_gone}
 
 
+def _check_order(source: Path, before: Contract, now: Contract) -> None:
+    """Refuse other places of the same names: weights are rows and columns in the contract's order.
+
+    The schema does not depend on the order.
+    """
+    old, new = (
+        {
+            "features": [n for n in one.features if n != one.position],
+            "tasks": list(one.tasks),
+        }
+        for one in (before, now)
+    )
+    for kind, names in old.items():
+        if names != new[kind]:
+            raise _other(f"{source}: order of {kind}", ", ".join(names), ", ".join(new[kind]))
+
+
 def _check_poolings(source: Path, before: Contract, now: Contract) -> None:
     """Refuse a checkpoint that pools a list in another way: its weights would mean nothing."""
     for name, feature in now.features.items():
@@ -214,6 +232,7 @@ def _check_functions(source: Path, before: ModelConfig, now: ModelConfig) -> Non
             before.lists.attention.normalise,
             now.lists.attention.normalise,
         ),
+        ("lists.length", before.lists.length, now.lists.length),  # `lists.match` has one column too
     ):
         if old != new:
             raise _other(f"{source}: model.{name}", str(old), str(new))

@@ -412,6 +412,40 @@ def test_the_learning_rate_decays_over_all_epochs(options: Any, rates: list[floa
         np.testing.assert_allclose(found, [factor * rate for rate in rates], atol=1e-9)
 
 
+def refused(tiny: Any, parent: Path, out: Path, **changes: Any) -> str:
+    """Why a training of a changed configuration cannot start from the parent."""
+    config = tiny.make_config(**{"model": MODEL, "train": tiny.config.train.model_dump()} | changes)
+    with pytest.raises(warm_start.UnfitError) as caught:
+        train.train(config, tiny.examples, out, progress=False, start_from=parent)
+    assert not out.exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("what", "names"), [("features", "user_id, item_id, "), ("tasks", "")])
+def test_weights_do_not_move_to_another_order(
+    tiny: Any, parent: Path, tmp_path: Path, what: str, names: str
+) -> None:
+    """Rows of kernels and columns of the wide term are told apart by their place alone."""
+    contract = tiny.config.contract.model_dump(mode="json")
+    contract[what] = dict(reversed(contract[what].items()))
+    said = refused(tiny, parent, tmp_path / "c", contract=contract)
+    assert f"order of {what}: expected {names or 'click, dwell, like'}" in said
+
+
+def test_weights_of_a_lists_length_are_not_those_of_its_matches(tiny: Any, tmp_path: Path) -> None:
+    def config(**lists: bool) -> Any:
+        return tiny.make_config(model=MODEL | {"lists": lists})
+
+    old = config(length=True, match=False)
+    ranker = checkpoint.make_ranker(old.contract, old.model, Encoder.read(tiny.examples), seed=0)
+    checkpoint.create(tmp_path, old, tiny.examples)
+    weights.save(ranker, tmp_path / checkpoint.WEIGHTS)
+    new, encoder = config(length=False, match=True), Encoder.read(tiny.examples)
+    ranker = checkpoint.make_ranker(new.contract, new.model, encoder, seed=0)
+    with pytest.raises(warm_start.UnfitError, match=r"model\.lists\.length: expected True, as the"):
+        warm_start.start(ranker, encoder, tmp_path)
+
+
 def test_weights_do_not_move_under_another_activation(
     tiny: Any, parent: Path, tmp_path: Path
 ) -> None:
