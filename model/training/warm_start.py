@@ -124,6 +124,7 @@ def start(
     _check_poolings(source, frozen.contract, ranker.contract)
     _check_losses(source, frozen.contract, ranker.contract)
     _check_functions(source, config.model, ranker.config)
+    _check_gates(source, config.model, ranker)
     before = Encoder.read(source)
     path = source / checkpoint.WEIGHTS
     found = weights.read(path)
@@ -236,6 +237,25 @@ def _check_functions(source: Path, before: ModelConfig, now: ModelConfig) -> Non
     ):
         if old != new:
             raise _other(f"{source}: model.{name}", str(old), str(new))
+
+
+_ROUTES_BY = ("name", "num_selected", "salt", "estimator")
+"""Options of a gate by which weights of the same shapes choose other experts, or weigh them in
+another way.  Widths and temperatures may change, as they do along their schedules."""
+
+
+def _check_gates(source: Path, before: ModelConfig, now: Ranker) -> None:
+    """Refuse a gate that would route otherwise with the same weights."""
+
+    def said(gate: Any, level: str = "") -> str:
+        parts = [f"{level}{n}: {getattr(gate, n)}" for n in _ROUTES_BY if hasattr(gate, n)]
+        levels = [n for n in ("primary", "secondary") if hasattr(gate, n)]
+        return ", ".join([*parts, *(said(getattr(gate, n), f"{level}{n}.") for n in levels)])
+
+    for name in now.gate_names:
+        old, new = (said(one.gates.get(name, one.gate)) for one in (before, now.config))
+        if old != new:
+            raise _other(f"{source}: the gate of {name}", old, new)
 
 
 def _other(where: str, expected: str, received: str) -> UnfitError:

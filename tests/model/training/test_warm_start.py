@@ -421,6 +421,42 @@ def refused(tiny: Any, parent: Path, out: Path, **changes: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"gate": {"name": "softmax"}},
+            "the gate of click: expected name: topk, num_selected: 2, as the checkpoint was "
+            "trained with, received name: softmax; ",
+        ),
+        ({"gate": {"name": "topk", "num_selected": 3}}, "received name: topk, num_selected: 3; "),
+        (
+            {
+                "gates": MODEL["gates"]
+                | {
+                    "like": MODEL["gates"]["like"]
+                    | {"secondary": {"name": "topk", "num_selected": 1}}
+                }
+            },
+            "the gate of like: expected name: hierarchical, primary.name: topk, "
+            "primary.num_selected: 1, secondary.name: topk, secondary.num_selected: 2, as",
+        ),
+    ],
+)
+def test_weights_do_not_move_to_a_gate_that_would_route_otherwise(
+    tiny: Any, parent: Path, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    assert says in refused(tiny, parent, tmp_path / "c", model=MODEL | changes)
+
+
+def test_what_only_training_reads_of_a_gate_may_change(tiny: Any, parent: Path) -> None:
+    gates = MODEL["gates"] | {"dwell": MODEL["gates"]["dwell"] | {"entropy_weight": 0.1}}
+    config = tiny.make_config(model=MODEL | {"gates": gates})
+    encoder = Encoder.read(parent)
+    ranker = checkpoint.make_ranker(config.contract, config.model, encoder, seed=0)
+    assert warm_start.start(ranker, encoder, parent)["checkpoint"] == str(parent)
+
+
 @pytest.mark.parametrize(("what", "names"), [("features", "user_id, item_id, "), ("tasks", "")])
 def test_weights_do_not_move_to_another_order(
     tiny: Any, parent: Path, tmp_path: Path, what: str, names: str
