@@ -362,8 +362,12 @@ def _platt(z: np.ndarray, y: np.ndarray, w: np.ndarray, binary: bool) -> Curve |
     if np.ptp(z) == 0:
         return None
     if binary:
-        found = LogisticRegression(C=1e6).fit(z[:, None], y, w)
-        slope, offset = float(found.coef_[0, 0]), float(found.intercept_[0])
+        # scikit-learn's default stops where the mean gradient is 1e-4, a tenth of a rate of 0.1 %.
+        mean = z.mean()
+        line = LogisticRegression(C=1e6, tol=1e-9, max_iter=1000)
+        line.fit(z[:, None] - mean, y, w)
+        slope = float(line.coef_[0, 0])
+        offset = float(line.intercept_[0]) - slope * mean
     else:
         slope, offset = (float(number) for number in np.polyfit(z, y, 1, w=np.sqrt(w)))
     if slope <= 0:

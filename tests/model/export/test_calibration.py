@@ -158,6 +158,21 @@ def test_a_known_distortion_is_undone(case, method) -> None:
     assert found["after"]["log_loss"] < found["before"]["log_loss"]
 
 
+@pytest.mark.parametrize("rate", [0.1, 1e-3])
+def test_platts_line_has_the_largest_likelihood_however_rare_the_label_is(case, rate) -> None:
+    """There the residuals add up to 0, and so do those times the logit."""
+    contract = case.config().contract
+    rng = np.random.default_rng(0)
+    z = rng.normal(np.log(rate), 1, 200_000).astype(np.float32)
+    labels = np.full((len(z), len(contract.tasks)), np.nan)
+    labels[:, 0] = rng.random(len(z)) < calibration.sigmoid(0.7 * z + 0.3 * np.log(rate) + 0.5)
+    logits = dict.fromkeys(contract.tasks, z)
+    curve = calibration.fit(contract, STATISTICS, "platt", logits, labels).curves["click"]
+    residuals = labels[:, 0] - calibration.sigmoid(curve.slope * z + curve.y[0])
+    assert abs(residuals.sum()) < 1e-3 * labels[:, 0].sum()
+    assert abs((residuals * (z - z.mean())).sum()) < 1e-3 * labels[:, 0].sum()
+
+
 @pytest.mark.parametrize("method", ["platt", "isotonic"])
 def test_scores_that_fall_with_the_label_are_left_as_they_are(case, method) -> None:
     z = np.linspace(-2, 2, 1000)
