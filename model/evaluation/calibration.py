@@ -17,7 +17,8 @@ The loss `zero_inflated` gives an amount, which is not below 0 and has a long ta
 factor, the labels' sum over the scores', under every method.  A line of free height would make
 small amounts negative.
 
-Rates are smoothed, (positives + 1) / (rows + 2), so that their logits are finite.
+Rates are smoothed, (positives + 2 r) / (rows + 2) with r the rate of all rows, so that their logits
+are finite and the mean stays right where labels are rare.
 
 Where the rows have weights in training (`Config.row_weight`), they have them here: a log that keeps
 a tenth of its rows without a click, each with the weight 10, is learnt at the rate of all rows, and
@@ -397,7 +398,7 @@ def _isotonic(z: np.ndarray, y: np.ndarray, w: np.ndarray, binary: bool) -> Curv
     count, total = np.bincount(pools, rows), np.bincount(pools, rows * labels)
     x = np.bincount(pools, rows * means) / count
     if binary:
-        p = (total + 1) / (count + 2)
+        p = (total + 2 * total.sum() / count.sum()) / (count + 2)
         y_knots = np.log(p / (1 - p))
     else:
         y_knots = total / count

@@ -173,6 +173,19 @@ def test_platts_line_has_the_largest_likelihood_however_rare_the_label_is(case, 
     assert abs((residuals * (z - z.mean())).sum()) < 1e-3 * labels[:, 0].sum()
 
 
+@pytest.mark.parametrize("rows", [2_000, 20_000])
+def test_the_mean_of_a_rare_label_is_right_behind_a_rising_curve(case, rows) -> None:
+    contract = case.config().contract
+    rng = np.random.default_rng(0)
+    z = rng.normal(-4, 1, rows).astype(np.float32)
+    labels = np.full((rows, len(contract.tasks)), np.nan)
+    labels[:, 0] = rng.random(rows) < calibration.sigmoid(z + np.where(z > -4, 0.6, -0.5) * (z + 4))
+    logits = dict.fromkeys(contract.tasks, z)
+    curve = calibration.fit(contract, STATISTICS, "isotonic", logits, labels).curves["click"]
+    p = calibration.sigmoid(np.asarray(curve(z), np.float64))
+    assert p.mean() == pytest.approx(labels[:, 0].mean(), rel=0.03)
+
+
 @pytest.mark.parametrize("method", ["platt", "isotonic"])
 def test_scores_that_fall_with_the_label_are_left_as_they_are(case, method) -> None:
     z = np.linspace(-2, 2, 1000)
