@@ -7,6 +7,8 @@ import keras
 from multigate.model.gates.parts.base import Gate, Properties, Routing, Tensor, derive_seed
 from multigate.model.gates.parts.registry import make
 
+_SALT = 0x9E3779B9  # added to that of secondaries
+
 
 @keras.saving.register_keras_serializable("multigate")
 class Hierarchical(Gate):
@@ -49,9 +51,9 @@ class Hierarchical(Gate):
         self.num_groups = num_groups
         self.primary_settings = self._settings("primary", primary)
         self.secondary_settings = self._settings("secondary", secondary)
-        self.primary = self._make("primary", self.primary_settings, num_groups, salt=0)
+        self.primary = self._make("primary", self.primary_settings, num_groups)
         self.secondaries = [
-            self._make(f"secondary_{g}", self.secondary_settings, num_experts // num_groups, salt=1)
+            self._make(f"secondary_{g}", self.secondary_settings, num_experts // num_groups, _SALT)
             for g in range(num_groups)
         ]
         self.reads_ids = any(gate.reads_ids for gate in (self.primary, *self.secondaries))
@@ -83,12 +85,12 @@ class Hierarchical(Gate):
             )
         return settings
 
-    def _make(self, label: str, settings: dict[str, Any], size: int, salt: int) -> Gate:
+    def _make(self, label: str, settings: dict[str, Any], size: int, salt: int = 0) -> Gate:
         """Make the gate of one level, over `size` groups or members."""
         options = {"seed": derive_seed(self.seed, label), "dtype": self.dtype_policy} | settings
         if options["name"] == "hash":
             # With the same hash on both levels, a group would use only some of its members.
-            options.setdefault("salt", salt)
+            options["salt"] = (options.get("salt", 0) + salt) % 2**32
         name = options.pop("name")
         return make(name, num_experts=size, **options)
 

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from multigate.configs.sections.base import parse
+from multigate.configs.sections.gates import Hierarchical as Options
 from multigate.model import gates
 from multigate.model.gates.hierarchical import Hierarchical
 
@@ -99,8 +101,13 @@ def test_static_moesart_level_draws_for_each_row() -> None:
     assert gate(X, training=True).weights.shape == (6, 9)
 
 
-def test_hash_levels_reach_every_expert() -> None:
-    gate = make(4, 1, num_groups=2, primary={"name": "hash"}, secondary={"name": "hash"})
+@pytest.mark.parametrize("configured", [False, True])
+def test_hash_levels_reach_every_expert(configured: bool) -> None:
+    levels: dict[str, Any] = {"primary": {"name": "hash"}, "secondary": {"name": "hash"}}
+    gate = make(4, 1, num_groups=2, **levels)
+    if configured:  # the options then have the salt's default
+        options = parse(Options, {"name": "hierarchical", "num_groups": 2} | levels, "gate")
+        gate = gates.make(num_experts=4, **options.options())
     ids = np.arange(400)
     weights = np.asarray(gate(np.zeros((400, 1), F), ids=ids).weights)
     # 100 ids each, standard deviation sqrt(400 * 3/16) = 9.
