@@ -6,6 +6,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from multigate.model.export.acceptance import Changes
+from multigate.model.export.frozen.gates import maps_that_are_read
 from multigate.model.export.frozen.mixture import FrozenMixture
 from multigate.model.export.parity import Parity
 from multigate.model.ranker.ranker import Ranker
@@ -108,7 +109,9 @@ def report(
     user_half = 2 * mixture.user_width * U1
     gates, of_users = 0, 0
     for gate in ranker.mixture.gates:
-        for kernel, _ in gate.linear_maps():
+        # Not the kernel of noise, which training alone reads.
+        maps = maps_that_are_read(gate) if gate.reads_products else gate.linear_maps()
+        for kernel, _ in maps:
             gates += 2 * int(np.prod(kernel.shape))
             if gate.reads_products:
                 of_users += 2 * mixture.user_width * kernel.shape[1]

@@ -115,9 +115,9 @@ class _Group:
     def __init__(self, tasks: Sequence[int], gates: Sequence[Gate]) -> None:
         self.tasks = list(tasks)
         self._gates = list(gates)
-        self._maps = [_maps_that_are_read(gate) for gate in gates]
+        self._maps = [maps_that_are_read(gate) for gate in gates]
         self._gate = gates[0] if len(gates) == 1 else _without_biases(gates[0], self._maps[0])
-        self._read = self._maps[0] if len(gates) == 1 else _maps_that_are_read(self._gate)
+        self._read = self._maps[0] if len(gates) == 1 else maps_that_are_read(self._gate)
         self.widths = [
             len(gates) * int(kernel.shape[1]) for kernel, _ in (self._maps[0] if self._maps else [])
         ]
@@ -203,8 +203,11 @@ def _kind(gate: Gate, task: int) -> Any:
     return type(gate), tuple(sorted(settings.items())), shapes, gate.hardened, tuple(others)
 
 
-def _maps_that_are_read(gate: Gate) -> list[tuple[Any, Any]]:
-    """The linear maps whose products inference reads: kernel and bias of each, in this order."""
+def maps_that_are_read(gate: Gate) -> list[tuple[Any, Any]]:
+    """The linear maps whose products inference reads: kernel and bias of each, in this order.
+
+    None of a gate that does not read its input by products alone.
+    """
     if not gate.reads_products:
         return []
     recorder = _Recorder()

@@ -73,9 +73,10 @@ def test_the_contract_and_the_reports(case, version) -> None:
 
 
 @pytest.mark.slow
-def test_flops_by_hand(case, tmp_path) -> None:
-    experts = {"count": 6, "units": [10, 7]}
-    version = export(case.checkpoint(model={"experts": experts}), case.examples, tmp_path)
+@pytest.mark.parametrize("gate", ["topk", "noisy_topk"])  # which reads its noise in training only
+def test_flops_by_hand(case, tmp_path, gate) -> None:
+    model = {"experts": {"count": 6, "units": [10, 7]}, "gate": {"name": gate}}
+    version = export(case.checkpoint(model=model), case.examples, tmp_path)
     sparsity = read(version, "sparsity.json")
     # D = 6 + 6 + 6 + 2 + (6 + 1 + 1) + 6 = 34, the user's 25 among them: a list has a length and a
     # match.  An expert 2 * (34 * 10 + 10 * 7) = 820; three gates 3 * 2 * 34 * 6 = 1224, the users'
