@@ -252,8 +252,13 @@ def encode(rows: Rows, encoder: Encoder, weight: str | None = None) -> Examples:
     Raises:
         DataError: see `read_split`.
     """
+    rows.check_columns(list(encoder.contract.features))
+    try:
+        features = encoder(rows.table)
+    except DataError as error:
+        raise DataError(f"{rows.source}: {error}") from None
     weights = None if weight is None else rows.weights(weight)
-    return Examples(encoder(rows.table), rows.labels(encoder.contract), weights)
+    return Examples(features, rows.labels(encoder.contract), weights)
 
 
 def targets(

@@ -10,6 +10,7 @@ import pytest
 from multigate.configs.errors import DataError
 from multigate.model.data import examples
 from multigate.model.data.encoding import Encoder
+from multigate.model.data.rows import read_rows
 
 
 def read(tiny: Any, split: str = "train", folder: Path | None = None) -> examples.Examples:
@@ -74,6 +75,9 @@ def test_what_cannot_be_read(tiny: Any, tmp_path: Path) -> None:
         table.write_parquet(folder / "part-00000.parquet")
         with pytest.raises(DataError, match=f"part-00000.parquet: .*{message}"):
             read(tiny, "test", tmp_path)
+        if "inf" not in message:  # which is counted there
+            with pytest.raises(DataError, match=f"{folder}: {message}"):
+                examples.encode(read_rows(tmp_path, "test"), Encoder.read(tiny.examples))
     (folder / "part-00000.parquet").write_text("no Parquet at all")
     with pytest.raises(DataError, match=r"part-00000\.parquet: not a Parquet file"):
         read(tiny, "test", tmp_path)
