@@ -238,6 +238,19 @@ def test_graph_and_numpy_agree(encoder: Encoder, rows: int) -> None:
             assert len(np.unique(value)) > 1, f"{name} is the same everywhere: nothing was compared"
 
 
+def test_a_vocabulary_may_be_empty(encoder: Encoder) -> None:
+    """Such as that of a column that is never given, or of ids below their `min_count`."""
+    known = {name: values[:0] for name, values in encoder.vocabularies.items()}
+    nothing = Encoder(encoder.contract, encoder.statistics, known)
+    graph = GraphEncoder(nothing)
+    for name, values in (("item_id", INTS), ("region", WORDS)):
+        raw = {name: tf.constant(values, tf.int64 if name == "item_id" else tf.string)}
+        if nothing.contract.features[name].missing != "error":
+            raw[f"{name}__present"] = tf.ones(len(values), tf.bool)
+        expected = nothing(pa.table({name: values}), [name])
+        np.testing.assert_array_equal(graph(raw, [name])[name], expected[name])
+
+
 def test_a_match_is_counted_in_raw_ids_and_among_the_values_that_are_kept() -> None:
     contract = Contract.model_validate(
         {

@@ -480,9 +480,11 @@ def _table(encoder: Encoder, owners: Sequence[str]) -> tf.lookup.StaticHashTable
             codes.append(np.zeros(1, np.int32))
         else:
             keys += vocabulary.cast(pa.int64()).to_pylist()
+    default = 1 if features[0].oov_buckets == 1 else _UNSEEN
+    if not keys:  # TensorFlow has no empty tables: 0 is unseen, as every other value
+        keys, codes = [0], [np.array([default], np.int32)]
     initializer = tf.lookup.KeyValueTensorInitializer(
         tf.constant(np.array(keys, object) if text else np.array(keys, np.int64)),
         tf.constant(np.concatenate(codes)),
     )
-    default = 1 if features[0].oov_buckets == 1 else _UNSEEN
     return tf.lookup.StaticHashTable(initializer, default)
