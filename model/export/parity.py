@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pyarrow as pa
 
-from multigate.configs.contract import PRESENT, Contract
+from multigate.configs.contract import Contract
 from multigate.configs.errors import ExportError
 from multigate.model.data.encoding import Encoded, Encoder
 from multigate.model.data.raw import Raw, feature_of, raw_values, take
@@ -184,12 +184,15 @@ def _known_items(encoder: Encoder, table: pa.Table, items: ItemTable) -> tuple[s
     rows = items.rows_of(table[contract.item].combine_chunks().cast(kind), codes)
     complete = np.flatnonzero(items.complete[rows])
     table, rows = table.take(complete), rows[complete]
+    # Raw values, because matches compare them too.
+    for name in set(items.names) - {contract.item}:
+        column = items.table[name].take(pa.array(rows))
+        table = table.set_column(table.column_names.index(name), name, column)
     _, raw, encoded = _pairs(encoder, table)
-    others = {name for name in items.encoded if name.removesuffix(PRESENT) != contract.item}
     raw = {name: v for name, v in raw.items() if feature_of(name) not in items.names} | {
         name: v for name, v in raw.items() if feature_of(name) == contract.item
     }
-    return RANK_ITEMS, raw, encoded | {name: items.encoded[name][rows] for name in others}
+    return RANK_ITEMS, raw, encoded
 
 
 def _numpy(value: Any) -> np.ndarray:

@@ -38,6 +38,7 @@ class ItemTable:
     Attributes:
         names: item features, including the item's id.
         ids: (I,) known items.
+        table: the raw item features of the R rows; valid placeholders where `complete` is False.
         encoded: by item feature and companion, (R, ...), see `model.data.encoding`.
         complete: (R,) bool; whether every feature with `missing: error` has a value.
         counters: features that change over time; their values are as of the cut-off.
@@ -73,6 +74,7 @@ class ItemTable:
                 self.complete &= np.asarray(column.is_valid())
                 index = table.column_names.index(name)
                 table = table.set_column(index, name, _filled(column, feature))
+        self.table = table
         self.encoded: Encoded = encoder(table, self.names)
         self.encoded[self.item][len(self.ids) :] = np.arange(others)
         keys = self.ids.to_pylist()

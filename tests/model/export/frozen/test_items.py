@@ -113,6 +113,33 @@ def test_an_item_without_a_feature_that_it_must_have_is_refused(case, examples) 
 
 
 @pytest.mark.slow
+def test_matches_are_those_of_the_tables_features(case, examples, tmp_path) -> None:
+    """Not of those that the items had in test rows: a topic may change until the cut-off."""
+    values = case.config().model_dump(mode="json")
+    values["contract"]["features"] |= {
+        "topic": {"kind": "id", "side": "item", "missing": "indicator"},
+        "topics": {"kind": "id_list", "side": "user", "share": "topic"},
+    }
+    config, known = parse(Config, values, "case"), Encoder.read(case.examples)
+    topics = pa.array(["art", "news"])
+    vocabularies = known.vocabularies | {"topic": topics}
+    encoder = Encoder(config.contract, known.statistics, vocabularies)
+    folder = tmp_path / "examples"
+    shutil.copytree(examples, folder)
+    for path in ExamplesFolder(folder).snapshot("items").glob("*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.append_column("topic", topics.take(pa.array([1] * len(table)))), path)
+    table = pq.read_table(case.examples / "test").slice(0, 40)
+    table = table.append_column("topic", topics.take(pa.array([0] * 40)))
+    table = table.append_column("topics", pa.array([["art"], ["news", "news"], [], ["x"]] * 10))
+    items = ItemTable(encoder, folder)
+    ranker = checkpoints.make_ranker(config.contract, config.model, encoder, 0)
+    ServingGraph(ranker, encoder, items=items).save(tmp_path / "m")
+    signatures = tf.saved_model.load(str(tmp_path / "m")).signatures
+    assert check_parity(signatures, ranker, encoder, table, 1e-5, items=items)["rows"] == 120
+
+
+@pytest.mark.slow
 def test_parity_where_no_test_row_has_a_known_item(case, examples, tmp_path) -> None:
     """All items are refused by `rank_items`, which leaves nothing to compare."""
     loaded = checkpoints.load(case.checkpoint())
