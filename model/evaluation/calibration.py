@@ -5,8 +5,8 @@ graph before the sigmoid (binary), or before the logit gets the label's units (r
 keeps the order of the task's scores.  Labels y of a regression task are on the scale of training,
 where z estimates them.
 
-    platt      a * z + b.  Binary: a and b of largest likelihood (Platt 1999).  Regression: of
-               least squares.
+    platt      a * z + b.  Binary: a and b of largest likelihood (Platt 1999), with a penalty of
+               a^2 / 200 for all rows together.  Regression: of least squares.
     isotonic   linear between knots: rows are put into bins of equal size by z, bins are pooled
                until their mean labels rise (Zadrozny and Elkan 2002), and each pool gives a knot
                (mean z, logit of its rate or mean y).  Below the first and above the last knot the
@@ -364,8 +364,10 @@ def _platt(z: np.ndarray, y: np.ndarray, w: np.ndarray, binary: bool) -> Curve |
         return None
     if binary:
         # scikit-learn's default stops where the mean gradient is 1e-4, a tenth of a rate of 0.1 %.
+        # The penalty bounds slopes where logits hardly differ or classes are parted: a line of a
+        # slope of hundreds would show the rounding of z.
         mean = z.mean()
-        line = LogisticRegression(C=1e6, tol=1e-9, max_iter=1000)
+        line = LogisticRegression(C=100.0, tol=1e-9, max_iter=1000)
         line.fit(z[:, None] - mean, y, w)
         slope = float(line.coef_[0, 0])
         offset = float(line.intercept_[0]) - slope * mean

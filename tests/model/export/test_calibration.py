@@ -173,6 +173,22 @@ def test_platts_line_has_the_largest_likelihood_however_rare_the_label_is(case, 
     assert abs((residuals * (z - z.mean())).sum()) < 1e-3 * labels[:, 0].sum()
 
 
+def test_no_line_is_so_steep_that_rounding_shows(case) -> None:
+    """Of logits that hardly differ, and of classes that a small gap parts."""
+    contract = case.config().contract
+    rng = np.random.default_rng(4)
+    labels = np.full((600, len(contract.tasks)), np.nan)
+    labels[:, 0] = rng.random(600) < 0.45
+    noise = 1e-3 * (rng.normal(size=600) + labels[:, 0]) - 1
+    gap = np.where(labels[:, 0] == 1, 1e-3, -1e-3) + 1e-2 * (labels[:, 0] - rng.random(600))
+    for z in (noise, gap):
+        logits = dict.fromkeys(contract.tasks, z.astype(np.float32))
+        curve = calibration.fit(contract, STATISTICS, "platt", logits, labels).curves["click"]
+        assert 0 < curve.slope < 150
+        mean = calibration.sigmoid(curve.slope * z + curve.y[0]).mean()
+        assert mean == pytest.approx(labels[:, 0].mean(), abs=1e-3)
+
+
 @pytest.mark.parametrize("rows", [2_000, 20_000])
 def test_the_mean_of_a_rare_label_is_right_behind_a_rising_curve(case, rows) -> None:
     contract = case.config().contract
