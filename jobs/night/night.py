@@ -119,7 +119,10 @@ class Night:
 
     def training_identity(self) -> str:
         """Fingerprint of all that an unfinished training may depend on."""
-        return fingerprint(self.config.model_dump(mode="json", exclude={"run", "candidates"}))
+        values = self.config.model_dump(mode="json", exclude={"run", "candidates"})
+        contract = self.config.contract
+        # A fingerprint does not depend on the order of keys.
+        return fingerprint([values, [*contract.features], [*contract.tasks]])
 
     def begin_from_scratch(self, reason: str) -> None:
         """Start from no checkpoint under this configuration, also if the run is cut off."""

@@ -114,6 +114,11 @@ def train(
         work.identify(
             {
                 "configuration": config.model_dump(mode="json"),
+                # JSON objects are equal in any order, and rows of kernels are not.
+                "order of features and tasks": [
+                    [*config.contract.features],
+                    [*config.contract.tasks],
+                ],
                 "data": frozen.data_fingerprint,
                 "checkpoint to start from": _identity(start_from),
             }

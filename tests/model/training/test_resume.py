@@ -248,6 +248,11 @@ def test_what_is_not_continued_and_what_is(
     other = make(tiny, learning_rate=0.03)
     with pytest.raises(ModelError, match="another configuration; continue it with the same"):
         train.train(other, tiny.examples, out, progress=False, resume=True)
+    contract = tiny.config.contract
+    turned = {"features": dict(reversed(contract.features.items()))}
+    other = make(tiny).model_copy(update={"contract": contract.model_copy(update=turned)})
+    with pytest.raises(ModelError, match="another order of features and tasks; continue it"):
+        train.train(other, tiny.examples, out, progress=False, resume=True)
     assert snapshots.exist(tmp_path / ".c.training")
     assert train.train(make(tiny), tiny.examples, out, progress=False, resume=True)["resumed"]
     assert_same(undisturbed, out)
