@@ -47,6 +47,8 @@ WITHOUT_K = {"softmax", "gumbel_softmax"}
 FIRST = ("moesart", "topk", "softmax", "dselect_k", "shared_bottom")
 KEY = ("set", "model", "seed", "rows")
 SIZE, SHIFT, CLASSES, BATCH = 36, 4, 10, 512
+HELD_OUT = 20_000
+"""Pairs of validation, and of test."""
 AT_ONCE = 2000
 """Rows of a batch where nothing is trained."""
 
@@ -190,15 +192,22 @@ def overlay(
 
 
 def data(folder: Path, rows: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Pairs for training, validation and test; the splits share no image."""
+    """Pairs for training, validation and test; the splits share no image.
+
+    Args:
+        folder: of a publisher's idx files.
+        rows: of training; validation and test are the same for every number.
+    """
     pixels, labels = read_images(folder, "train")
-    test = read_images(folder, "t10k")
-    rng = np.random.default_rng(0)
     cut = len(pixels) * 5 // 6
+    sources = {
+        "train": (pixels[:cut], labels[:cut], rows),
+        "validation": (pixels[cut:], labels[cut:], HELD_OUT),
+        "test": (*read_images(folder, "t10k"), HELD_OUT),
+    }
     return {
-        "train": overlay(pixels[:cut], labels[:cut], rows, rng),
-        "validation": overlay(pixels[cut:], labels[cut:], 20_000, rng),
-        "test": overlay(*test, 20_000, rng),
+        split: overlay(*source, np.random.default_rng([number, 0]))
+        for number, (split, source) in enumerate(sources.items())
     }
 
 

@@ -239,6 +239,43 @@ def test_the_distance_of_two_distributions(study: Any) -> None:
     assert kept.mean() == pytest.approx(one.mean())
 
 
+def write_images(folder: Path, name: str, pixels: np.ndarray, labels: np.ndarray) -> None:
+    folder.mkdir(exist_ok=True)
+    for kind, values in (("images-idx3", pixels), ("labels-idx1", labels)):
+        head = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">i4").tobytes()
+        with gzip.open(folder / f"{name}-{kind}-ubyte.gz", "wb") as file:
+            file.write(head + values.tobytes())
+
+
+def test_two_images_on_top_of_each_other(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each image is of one brightness, so that a corner of a pair tells which image it is from.
+    multi = study("multi_mnist")
+    monkeypatch.setattr(multi, "HELD_OUT", 300)
+    brightness = {"train": np.arange(1, 121), "t10k": np.arange(121, 181)}
+    for name, values in brightness.items():
+        pixels = np.repeat(values.astype(np.uint8), 28 * 28).reshape(-1, 28, 28)
+        write_images(tmp_path / "mnist", name, pixels, (values % 10).astype(np.uint8))
+    splits = multi.data(tmp_path / "mnist", 200)
+    drawn = {}
+    for split, (images, labels) in splits.items():
+        corners = np.rint(255 * images[:, [0, -1], [0, -1], 0]).astype(int)
+        assert np.array_equal(corners % 10, labels)
+        overlap = np.rint(255 * images[:, 18, 18, 0])
+        assert np.array_equal(overlap, corners.max(axis=1))
+        drawn[split] = set(corners.ravel().tolist())
+    assert drawn["train"] <= set(range(1, 101))
+    assert drawn["validation"] == set(range(101, 121))
+    assert drawn["test"] == set(range(121, 181))
+    # More training rows are held against the same rows.
+    more = multi.data(tmp_path / "mnist", 250)
+    for split in ("validation", "test"):
+        for one, other in zip(splits[split], more[split], strict=True):
+            assert np.array_equal(one, other)
+    assert not np.array_equal(splits["validation"][1], splits["test"][1])
+
+
 def test_images_that_are_not_there_are_told_in_one_line(study: Any, tmp_path: Path) -> None:
     for read in (study("fashion_routers").read, study("multi_mnist").data):
         with pytest.raises(SystemExit) as told:
@@ -258,14 +295,10 @@ def test_a_router_of_images_is_measured_in_both_ways(
         monkeypatch.setattr(routers, name, value)
     rng = np.random.default_rng(0)
     folder = tmp_path / "fashion-mnist"
-    folder.mkdir()
     for name, count in (("train", 140), ("t10k", 200)):
         labels = rng.integers(0, 10, count, np.uint8)
         pixels = np.repeat(labels * 25, 28 * 28).reshape(count, 28, 28)
-        for kind, values in (("images-idx3", pixels), ("labels-idx1", labels)):
-            head = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">i4").tobytes()
-            with gzip.open(folder / f"{name}-{kind}-ubyte.gz", "wb") as file:
-                file.write(head + values.tobytes())
+        write_images(folder, name, pixels, labels)
     splits = routers.read(folder, 100)
     assert [len(splits[name][1]) for name in ("train", "validation", "test")] == [100, 40, 200]
     run = {"gate": "moesart", "k": 2, "replacement": replacement, "seed": 0, "rows": 100}
