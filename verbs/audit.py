@@ -29,13 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from multigate.configs import ConfigError, load
-    from multigate.verbs.inputs import examples_folders, require_log
+    from multigate.configs import load
+    from multigate.verbs.inputs import examples_folders, require_least, require_log
 
-    for name, least in (("sample", 1), ("seed", 0)):
-        given = getattr(options, name)
-        if given < least:
-            raise ConfigError(f"--{name}: expected {least} or more, received {given}")
+    require_least("sample", options.sample)
+    require_least("seed", options.seed, 0)
     config = load(options.config)
     require_log(options.data)
     folders = examples_folders(options)

@@ -69,8 +69,12 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> Mapping[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from multigate.configs.errors import ConfigError
-    from multigate.verbs.inputs import gather_examples, require_checkpoint, require_version
+    from multigate.verbs.inputs import (
+        gather_examples,
+        require_checkpoint,
+        require_least,
+        require_version,
+    )
 
     if options.action == "train":
         from multigate.configs import load
@@ -91,8 +95,7 @@ def execute(options: argparse.Namespace) -> Mapping[str, Any]:
     if options.action in ("evaluate", "export"):
         require_checkpoint(options.checkpoint, "candidates train")
     else:
-        if options.questions < 1:
-            raise ConfigError(f"--questions: expected 1 or more, received {options.questions}")
+        require_least("questions", options.questions)
         require_version(options.candidates)
         require_version(options.ranker)
     gather_examples(options)

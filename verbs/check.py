@@ -27,12 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from multigate.configs import ConfigError, load
-    from multigate.verbs.inputs import require_log
+    from multigate.configs import load
+    from multigate.verbs.inputs import require_least, require_log
 
     config = load(options.config)
-    if options.rows < 1:
-        raise ConfigError(f"--rows: expected 1 or more, received {options.rows}")
+    require_least("rows", options.rows)
     if options.data is None:
         if not options.json:
             print(f"{options.config}: every key is valid; --data checks it against a log")

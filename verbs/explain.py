@@ -85,6 +85,8 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
 
 def _check(options: argparse.Namespace) -> None:
     """Refuse options that contradict one another."""
+    from multigate.verbs.inputs import require_least
+
     if (options.request is None) == (options.examples is None):
         given = "neither" if options.request is None else "both"
         raise ConfigError(
@@ -103,10 +105,8 @@ def _check(options: argparse.Namespace) -> None:
             raise ConfigError(f"--background, --against {options.against}: give one of them")
     if options.examples is not None and options.against == "candidates":
         raise ConfigError("--against candidates: a row of examples has none; give --request")
-    if options.pairs < 2:
-        raise ConfigError(f"--pairs: expected 2 or more, received {options.pairs}")
-    if options.top < 1:
-        raise ConfigError(f"--top: expected 1 or more, received {options.top}")
+    require_least("pairs", options.pairs, 2)
+    require_least("top", options.top)
 
 
 def _of_server(options: argparse.Namespace) -> Any:

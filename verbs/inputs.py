@@ -27,6 +27,16 @@ _MANIFEST = "manifest.json"
 _MAGIC = set("*?[")
 
 
+def require_least(option: str, received: int, least: int = 1) -> None:
+    """Refuse an option's number that is too small.
+
+    Raises:
+        ConfigError: it is below `least`.
+    """
+    if received < least:
+        raise ConfigError(f"--{option}: expected {least} or more, received {received}")
+
+
 def require_log(data: Place) -> None:
     """Check that the folder of the log's files exists; an address such as s3://... is not checked.
 
@@ -76,8 +86,8 @@ def examples_folders(options: argparse.Namespace) -> list[Path]:
         ConfigError: `--days` is below 1.
         DataError: a folder does not hold examples, a glob matches nothing, or the contracts differ.
     """
-    if options.days is not None and options.days < 1:
-        raise ConfigError(f"--days: expected 1 or more, received {options.days}")
+    if options.days is not None:
+        require_least("days", options.days)
     found: list[Place] = []
     for text in options.examples:
         named = place(text)

@@ -35,11 +35,11 @@ def explain_rows(
         labels: (N, T) in own units, NaN where masked.
     """
     contract = scorer.contract
-    spread = np.unique(np.linspace(0, len(rows) - 1, min(BACKGROUND, len(rows))).astype(np.int64))
+    background = rows.spread(BACKGROUND).table
     found: list[ExplainedRow] = []
     for chosen, row in choose(contract, _order(contract, scored), labels).items():
         own = rows.take(np.array([row]))
-        table = rows.take(np.append(spread, row)).table
+        table = pa.concat_tables([background, own.table])
         raw = raw_values(contract, table, places_of(contract))
 
         def score(sources: Sources, table: pa.Table = table) -> Mapping[str, np.ndarray]:

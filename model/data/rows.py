@@ -33,6 +33,12 @@ class Rows:
         """Some rows."""
         return Rows(self.source, self.table.take(pa.array(rows)))
 
+    def spread(self, most: int) -> "Rows":
+        """At most so many of the rows, evenly spread, the first and the last among them."""
+        if len(self) <= most:
+            return self
+        return self.take(np.linspace(0, len(self) - 1, most).astype(np.int64))
+
     def once(self) -> "Rows":
         """The same impressions, each as one row with all its labels.
 

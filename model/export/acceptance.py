@@ -176,9 +176,7 @@ class Judge:
         """Validation rows, evenly spread over the split, and resamples of their users."""
         contract = self._encoder.contract
         columns = [*contract.features, *(LABEL + task for task in contract.tasks)]
-        rows = read_rows(self._folder, "validation", columns)
-        if len(rows) > _MOST_ROWS:
-            rows = rows.take(np.linspace(0, len(rows) - 1, _MOST_ROWS).astype(np.int64))
+        rows = read_rows(self._folder, "validation", columns).spread(_MOST_ROWS)
         return encode(rows, self._encoder), Resamples(rows.codes(contract.user))
 
 

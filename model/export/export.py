@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
-import pyarrow as pa
 import tensorflow as tf
 
 from multigate.configs import progress
@@ -30,7 +28,7 @@ from multigate.configs.sections.model import ExportConfig
 from multigate.configs.version_folders import new_version
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import encode
-from multigate.model.data.rows import Rows, read_rows
+from multigate.model.data.rows import read_rows
 from multigate.model.evaluation import calibration as calibrations
 from multigate.model.evaluation.evaluate import Predictions, summary, task_summary
 from multigate.model.export import links, model_card, reference, sparsity, warmup_requests
@@ -85,7 +83,7 @@ def export(
     check_examples(checkpoint, loaded.contract, examples)
     options = loaded.config.export
     test = read_rows(examples, "test").once()
-    table = _parity_rows(test, options.parity_rows)
+    table = test.spread(options.parity_rows).table
     judge = Judge(loaded.ranker, loaded.encoder, examples, options)
     progress.step("harden and round")
     hardening, rounding = judge.harden(), judge.round_weights()
@@ -188,10 +186,3 @@ def export(
         raise ExportError(f"{error}; export again") from None
     log.info("published %s", target)
     return target
-
-
-def _parity_rows(rows: Rows, limit: int) -> pa.Table:
-    """At most `limit` rows, evenly spread over the split."""
-    if len(rows) <= limit:
-        return rows.table
-    return rows.take(np.linspace(0, len(rows) - 1, limit).astype(np.int64)).table

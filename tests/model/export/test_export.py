@@ -322,7 +322,7 @@ def test_an_impression_with_labels_in_several_rows_counts_once(
 @pytest.mark.slow
 def test_only_undecided_rows_are_excused(case) -> None:
     loaded = checkpoints.load(case.checkpoint())
-    encoded = loaded.encoder(exporting._parity_rows(read_rows(case.examples, "test"), 50))
+    encoded = loaded.encoder(read_rows(case.examples, "test").spread(50).table)
     assert not parity.changes_experts(loaded.ranker, encoded).any()
     for gate in loaded.ranker.mixture.gates:  # two logits that are equal but for rounding
         kernel = np.array(gate.kernel.value)
