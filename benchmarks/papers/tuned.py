@@ -128,6 +128,33 @@ def write_trials(trials: list[Row]) -> None:
                 f"| {f'{theirs[0]:g}' if theirs else ''} |"
             )
     replace_table("tuned_trials", lines)
+    write_rates(trials)
+
+
+def write_rates(trials: list[Row]) -> None:
+    """The test loss of each trial, by learning rate, into docs/results/papers.md."""
+    models = [model for model in (*FIRST, *REST) if any(row["model"] == model for row in trials)]
+    lines = [
+        f"| weight | learning rate | {' | '.join(models)} |",
+        "| --- | --- |" + " --- |" * len(models),
+    ]
+    for weight in WEIGHTS:
+        found = {
+            (row["model"], row["settings"]["train.learning_rate"]): row
+            for row in trials
+            if row["weight"] == weight
+        }
+        for rate in sorted({rate for _, rate in found}):
+            cells = []
+            for model in models:
+                row = found.get((model, rate))
+                text = f"{100 * row['loss']:.2f}" if row else ""
+                cells.append(f"({text})" if row and row["meets_k"] is False else text)
+            lines.append(f"| {weight:g} | {rate:.3g} | {' | '.join(cells)} |")
+        theirs = [movielens.PUBLISHED.get((model, weight)) for model in models]
+        cells = [f"{values[0]:g}" if values else "" for values in theirs]
+        lines.append(f"| {weight:g} | the paper's rows | {' | '.join(cells)} |")
+    replace_table("tuned_rates", lines)
 
 
 def run_together(steps: list[tuple[str, Row]], options: argparse.Namespace) -> None:
