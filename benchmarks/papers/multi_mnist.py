@@ -206,7 +206,7 @@ def data(folder: Path, rows: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         "test": (*read_images(folder, "t10k"), HELD_OUT),
     }
     return {
-        split: overlay(*source, np.random.default_rng([number, 0]))
+        split: overlay(*source, np.random.default_rng(number))
         for number, (split, source) in enumerate(sources.items())
     }
 
