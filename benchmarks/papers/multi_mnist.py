@@ -20,6 +20,7 @@ from typing import Any
 import keras
 import numpy as np
 from book_crossing import only_file
+from conv_pool import ConvPool
 from rows import Row, Rows, cell, replace_table
 
 from multigate.model import gates
@@ -143,10 +144,8 @@ def expert(seed: int | None, size: int = SIZE) -> keras.Model:
     return keras.Sequential(
         [
             keras.Input((size, size, 1)),
-            keras.layers.Conv2D(10, 5, activation="relu", kernel_initializer=start("conv 1")),
-            keras.layers.MaxPooling2D(),
-            keras.layers.Conv2D(20, 5, activation="relu", kernel_initializer=start("conv 2")),
-            keras.layers.MaxPooling2D(),
+            ConvPool(10, 5, start("conv 1")),
+            ConvPool(20, 5, start("conv 2")),
             keras.layers.Flatten(),
             keras.layers.Dense(50, activation="relu", kernel_initializer=start("dense 1")),
             keras.layers.Dense(50, activation="relu", kernel_initializer=start("dense 2")),

@@ -276,6 +276,45 @@ def test_two_images_on_top_of_each_other(
     assert not np.array_equal(splits["validation"][1], splits["test"][1])
 
 
+def test_blocks_convolve_and_pool_as_keras_does(study: Any) -> None:
+    import keras
+    import tensorflow as tf
+
+    rng = np.random.default_rng(0)
+    images = tf.constant(rng.normal(size=(3, 12, 14, 2)), "float32")
+    weighing = tf.constant(rng.normal(size=(3, 4, 5, 4)), "float32")
+    start = keras.initializers.GlorotUniform(seed=1)
+    ours = study("conv_pool").ConvPool(4, 5, start)
+    theirs = keras.Sequential(
+        [
+            keras.layers.Conv2D(4, 5, activation="relu", kernel_initializer=start),
+            keras.layers.MaxPooling2D(),
+        ]
+    )
+    found = {}
+    for name, layer in {"ours": ours, "theirs": theirs}.items():
+        layer.build(images.shape)
+        layer.set_weights([layer.get_weights()[0], np.array([0.3, -0.2, 0.1, 0], "float32")])
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            y = layer(images)
+            loss = tf.reduce_sum(weighing * y)
+        gradients = tape.gradient(loss, [images, *layer.trainable_variables])
+        found[name] = [*layer.get_weights(), y, *gradients]
+    assert np.asarray(found["ours"][2]).std() > 0.1
+    assert ours.compute_output_shape((None, 12, 14, 2)) == (None, 4, 5, 4)
+    for one, other in zip(found["ours"], found["theirs"], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_refuse_what_they_would_cut_off(study: Any) -> None:
+    layer = study("conv_pool").ConvPool
+    with pytest.raises(ValueError, match="side: expected an odd number of pixels, received 4"):
+        layer(4, 4, "glorot_uniform")
+    with pytest.raises(ValueError, match=r"even numbers of rows and columns, received \(None, 13"):
+        layer(4, 5, "glorot_uniform").build((None, 13, 12, 1))
+
+
 def test_images_that_are_not_there_are_told_in_one_line(study: Any, tmp_path: Path) -> None:
     for read in (study("fashion_routers").read, study("multi_mnist").data):
         with pytest.raises(SystemExit) as told:
