@@ -12,7 +12,6 @@ import deskdrop
 import dselect_grid
 import fashion_routers
 import inference_modes
-import movielens
 import multi_mnist
 import raw_targets
 import tasks_in_groups
@@ -27,10 +26,11 @@ from rows import Rows
 def write() -> dict[str, int]:
     """Write them; gives the number of rows by table."""
     counts = {}
-    for study in (movielens, book_crossing):
-        rows = Rows(study.__name__, two_tasks.KEY).read()
-        two_tasks.write_tables(study.__name__, rows, study.PUBLISHED)
-        counts[study.__name__] = len(rows)
+    rows = Rows("book_crossing", two_tasks.KEY).read()
+    two_tasks.write_tables("book_crossing", rows, book_crossing.PUBLISHED)
+    counts["book_crossing"] = len(rows)
+    tuned.write_tables()
+    counts |= {table.path.stem: len(table.read()) for table in tuned.TABLES.values()}
     for study in (
         raw_targets,
         inference_modes,
@@ -46,9 +46,7 @@ def write() -> dict[str, int]:
         rows = Rows(study.__name__, study.KEY).read()
         study.write_table(rows)
         counts[study.__name__] = len(rows)
-    trials = Rows("tuned_trials", tuned.TRIAL_KEY).read()
-    tuned.write_trials(trials)
-    return counts | {"tuned": len(trials)}
+    return counts
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     python benchmarks/papers/tuned.py --data FOLDER --work FOLDER --models topk --weights 0.9
     python benchmarks/papers/tuned.py --plan              # runs left, and their hours; runs nothing
     KERAS_BACKEND=jax python benchmarks/papers/tuned.py --data FOLDER --work FOLDER --jobs 16
+    python benchmarks/papers/tuned.py --data FOLDER --work FOLDER --weights 0.1 --again 7
 
 FOLDER of the data holds the publisher's ratings.dat.  For each setting of the task weights and each
 model, `multigate tune` draws 8 settings at random, the same number for all: the learning rate, from
@@ -17,6 +18,9 @@ docs/results/papers/tuned_trials.jsonl, a final run a row of movielens.jsonl wit
 The same command goes on where it was cut off: a row is never run again, and a final run goes on
 within its epochs (a trial begins anew).
 
+`--again` trains the settings of the given trials, such as that of the lowest learning rate, with
+other seeds, so that losses by rate have errors; a run is a row of tuned_again.jsonl.
+
 `--jobs` runs several at a time, each in a process of its own.  It is for a GPU: one run of so small
 a model keeps it busy for a quarter of the time.
 """
@@ -27,14 +31,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import movielens
 import two_tasks
-from rows import Row, Rows, replace_table
+from rows import Row, Rows, cell, replace_table
 from settings import DSELECT_ENTROPY, entropy_weight, meets_k
 from two_tasks import KEY, WEIGHTS, configuration, described, measure, random_trial, trained_on
 
@@ -50,6 +54,12 @@ REST = (
     "single_task:rating",
 )
 TRIAL_KEY = ("model", "weight", "trial")
+TABLES = {
+    "trial": Rows("tuned_trials", TRIAL_KEY),
+    "final": Rows("movielens", KEY),
+    "again": Rows("tuned_again", (*TRIAL_KEY, "seed")),
+}
+"""The rows of each kind of run."""
 TRIALS, SEEDS = 8, 3
 TRIAL_SEED = 0
 EPOCHS, PATIENCE = 60, 10
@@ -77,32 +87,51 @@ def main() -> None:
     arguments.add_argument("--weights", nargs="+", type=float, default=list(WEIGHTS))
     arguments.add_argument("--trials", type=int, default=TRIALS, help="of each model")
     arguments.add_argument("--seeds", type=int, default=SEEDS, help="of each model's best trial")
+    arguments.add_argument(
+        "--again", nargs="+", type=int, metavar="TRIAL", help="only these trials, with other seeds"
+    )
     arguments.add_argument("--plan", action="store_true", help="only say what is left")
     arguments.add_argument("--jobs", type=int, default=1, help="runs at a time")
     arguments.add_argument("--only", type=json.loads, help=argparse.SUPPRESS)  # see `run_alone`
     options = arguments.parse_args()
-    trials, finals = Rows("tuned_trials", TRIAL_KEY), Rows("movielens", KEY)
     steps = list(plan(options.models, options.weights, options.trials, options.seeds))
+    if options.again is not None:
+        steps = list(plan_again(options.models, options.weights, options.again, options.seeds))
     if options.plan:
-        print(json.dumps(left(steps, trials.read(), finals.read())))
+        print(json.dumps(left(steps)))
         return
     if options.data is None or options.work is None:
         arguments.error("--data and --work are needed to run; --plan says what is left")
     examples = movielens.make_examples(options.data, options.work)
     if options.only is None and options.jobs > 1:
-        run_together(still_open(steps, trials.read(), finals.read()), options)
+        run_together(still_open(steps), options)
     else:
+        measures: dict[str, Callable[[Row], Row]] = {
+            "trial": lambda run: measure_trial(run, examples, options.work),
+            "final": lambda run: measure_final(
+                run,
+                best_trial(TABLES["trial"].read(), run["model"], run["weight"]),
+                examples,
+                options.work,
+            ),
+            "again": lambda run: measure_again(
+                run, trial_of(TABLES["trial"].read(), run), examples, options.work
+            ),
+        }
         for kind, run in steps if options.only is None else [options.only]:
-            if kind == "trial":
-                trials.run([run], lambda key: measure_trial(key, examples, options.work))
-                continue
-            best = best_trial(trials.read(), run["model"], run["weight"])
-            finals.run([run], lambda key, b=best: measure_final(key, b, examples, options.work))
+            TABLES[kind].run([run], measures[kind])
     if options.only is not None:
         return
-    two_tasks.write_tables("movielens", finals.read(), movielens.PUBLISHED)
-    write_trials(trials.read())
-    print(json.dumps(left(steps, trials.read(), finals.read())))
+    write_tables()
+    print(json.dumps(left(steps)))
+
+
+def write_tables() -> None:
+    """Write the page's tables of trials and of final runs."""
+    two_tasks.write_tables("movielens", TABLES["final"].read(), movielens.PUBLISHED)
+    trials = TABLES["trial"].read()
+    write_trials(trials)
+    write_rates(trials, TABLES["again"].read())
 
 
 def write_trials(trials: list[Row]) -> None:
@@ -128,11 +157,15 @@ def write_trials(trials: list[Row]) -> None:
                 f"| {f'{theirs[0]:g}' if theirs else ''} |"
             )
     replace_table("tuned_trials", lines)
-    write_rates(trials)
 
 
-def write_rates(trials: list[Row]) -> None:
-    """The test loss of each trial, by learning rate, into docs/results/papers.md."""
+def write_rates(trials: list[Row], again: list[Row]) -> None:
+    """The test loss of each trial, by learning rate, into docs/results/papers.md.
+
+    Args:
+        trials: of one seed each.
+        again: the same settings with other seeds, where they were trained.
+    """
     models = [model for model in (*FIRST, *REST) if any(row["model"] == model for row in trials)]
     lines = [
         f"| weight | learning rate | {' | '.join(models)} |",
@@ -148,8 +181,12 @@ def write_rates(trials: list[Row]) -> None:
             cells = []
             for model in models:
                 row = found.get((model, rate))
-                text = f"{100 * row['loss']:.2f}" if row else ""
-                cells.append(f"({text})" if row and row["meets_k"] is False else text)
+                if row is None:
+                    cells.append("")
+                    continue
+                seeds = [row, *(r for r in again if all(r[n] == row[n] for n in TRIAL_KEY))]
+                text = cell([100 * r["loss"] for r in seeds], 2)
+                cells.append(f"({text})" if any(r["meets_k"] is False for r in seeds) else text)
             lines.append(f"| {weight:g} | {rate:.3g} | {' | '.join(cells)} |")
         theirs = [movielens.PUBLISHED.get((model, weight)) for model in models]
         cells = [f"{values[0]:g}" if values else "" for values in theirs]
@@ -169,7 +206,7 @@ def run_together(steps: list[tuple[str, Row]], options: argparse.Namespace) -> N
 
     def is_ready(step: tuple[str, Row]) -> bool:
         trials = [s for s in (*left, *busy) if s[0] == "trial"]
-        return step[0] == "trial" or not any(same_model(step, s) for s in trials)
+        return step[0] != "final" or not any(same_model(step, s) for s in trials)
 
     def work() -> None:
         while True:
@@ -187,7 +224,7 @@ def run_together(steps: list[tuple[str, Row]], options: argparse.Namespace) -> N
                 if error:
                     failed.append(error)
                     # Seeds of fewer trials than the others' would not be tuned equally.
-                    left[:] = [s for s in left if s[0] == "trial" or not same_model(s, step)]
+                    left[:] = [s for s in left if s[0] != "final" or not same_model(s, step)]
                 changed.notify_all()
 
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -244,9 +281,20 @@ def plan(
                     yield "final", key | {"seed": seed, "setting": "tuned"}
 
 
-def left(steps: list[tuple[str, Row]], trials: list[Row], finals: list[Row]) -> dict[str, Any]:
+def plan_again(
+    models: list[str], weights: list[float], trials: list[int], seeds: int
+) -> Iterator[tuple[str, Row]]:
+    """Trials with the seeds that they do not have, seed by seed."""
+    for trial in trials:
+        for seed in range(TRIAL_SEED + 1, TRIAL_SEED + seeds):
+            for weight in weights:
+                for model in models:
+                    yield "again", {"model": model, "weight": weight, "trial": trial, "seed": seed}
+
+
+def left(steps: list[tuple[str, Row]]) -> dict[str, Any]:
     """How many runs are done and left, and the hours of these, at some 20 epochs each."""
-    open_runs = [run for _, run in still_open(steps, trials, finals)]
+    open_runs = [run for _, run in still_open(steps)]
     seconds = sum(20 * SECONDS.get(run["model"], 50.0) for run in open_runs)
     return {
         "done": len(steps) - len(open_runs),
@@ -256,17 +304,16 @@ def left(steps: list[tuple[str, Row]], trials: list[Row], finals: list[Row]) -> 
     }
 
 
-def still_open(
-    steps: list[tuple[str, Row]], trials: list[Row], finals: list[Row]
-) -> list[tuple[str, Row]]:
+def still_open(steps: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
     """The steps that have no row."""
-    keys = {"trial": TRIAL_KEY, "final": KEY}
     done = {
-        kind: {tuple(row[name] for name in keys[kind]) for row in rows}
-        for kind, rows in (("trial", trials), ("final", finals))
+        kind: {tuple(row[name] for name in table.key) for row in table.read()}
+        for kind, table in TABLES.items()
     }
     return [
-        (kind, run) for kind, run in steps if tuple(run[n] for n in keys[kind]) not in done[kind]
+        (kind, run)
+        for kind, run in steps
+        if tuple(run[name] for name in TABLES[kind].key) not in done[kind]
     ]
 
 
@@ -305,6 +352,31 @@ def best_trial(trials: list[Row], model: str, weight: float) -> Row:
     kept = [row for row in found if row["meets_k"] is not False]
     best: Row = min(kept or found, key=lambda row: row["val_loss"])
     return best
+
+
+def trial_of(trials: list[Row], run: Row) -> Row:
+    """The trial of a run's model, weight and number.
+
+    Raises:
+        LookupError: it has not been run.
+    """
+    for row in trials:
+        if all(row[name] == run[name] for name in TRIAL_KEY):
+            return row
+    raise LookupError(
+        f"trial {run['trial']} of {run['model']} at {run['weight']:g}: expected its row before "
+        "other seeds; received none"
+    )
+
+
+def measure_again(run: Row, trial: Row, examples: Path, work: Path) -> Row:
+    """Train a trial's settings with another seed."""
+    from multigate.jobs.tune import with_settings
+
+    config = with_settings(configuration(run, make_values(), examples), trial["settings"])
+    found = measure(run | {"setting": f"trial-{run['trial']}"}, config, examples, work)
+    k = config.model_dump(mode="json")["model"]["gate"].get("num_selected")
+    return found | {"settings": trial["settings"], "meets_k": meets_k(found["experts"], k)}
 
 
 def measure_final(run: Row, best: Row, examples: Path, work: Path) -> Row:

@@ -168,8 +168,19 @@ def test_the_best_trials_own_seed_is_not_trained_twice_on_a_cpu(
     assert begun == [1, 0]
 
 
-def test_the_plan_tunes_the_first_models_at_both_weights_before_the_rest(study: Any) -> None:
-    tuned = study("tuned")
+@pytest.fixture
+def tuned(study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module, with empty tables of its own."""
+    tuned, rows = study("tuned"), study("rows")
+    tables = {
+        kind: rows.Rows(table.path.stem, table.key, tmp_path)
+        for kind, table in tuned.TABLES.items()
+    }
+    monkeypatch.setattr(tuned, "TABLES", tables)
+    return tuned
+
+
+def test_the_plan_tunes_the_first_models_at_both_weights_before_the_rest(tuned: Any) -> None:
     steps = list(tuned.plan(["hash", "topk"], [0.9, 0.1], 2, 1))
     assert [(kind, run["model"], run["weight"]) for kind, run in steps] == [
         (kind, model, weight)
@@ -177,11 +188,48 @@ def test_the_plan_tunes_the_first_models_at_both_weights_before_the_rest(study: 
         for weight in (0.9, 0.1)
         for kind in ("trial", "trial", "final")
     ]
-    trials = [steps[0][1]]
-    finals = [steps[2][1], {"model": "topk", "weight": 0.9, "seed": 0, "setting": "ours"}]
-    found = tuned.left(steps, trials, finals)
+    other = {"model": "topk", "weight": 0.9, "seed": 0, "setting": "ours"}
+    tuned.TABLES["trial"].run([steps[0][1]], dict)
+    tuned.TABLES["final"].run([steps[2][1], other], dict)
+    found = tuned.left(steps)
     assert (found["done"], found["left"]) == (2, 10)
     assert found["next"] == steps[1][1]
+
+
+def test_a_trial_again_has_the_trials_settings_and_other_seeds(
+    tuned: Any, study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from multigate.configs import load
+
+    begun = list[Any]()
+
+    def measure(run: Any, config: Any, examples: Path, work: Path) -> dict[str, Any]:
+        begun.append((run["seed"], run["setting"], config.train.learning_rate))
+        return {"loss": 0.4 + run["seed"] / 100, "experts": {"watch": 2.0, "rating": 2.0}}
+
+    monkeypatch.setattr(tuned, "measure", measure)
+    monkeypatch.setattr(tuned, "configuration", lambda *given: load("movielens"))
+    trial = {"model": "topk", "weight": 0.1, "trial": 7, "loss": 0.4, "meets_k": True}
+    trial["settings"] = {"train.learning_rate": 6e-5}
+    others = [trial | {"trial": 6, "settings": {"train.learning_rate": 4e-4}, "loss": 0.3}]
+    steps = list(tuned.plan_again(["topk"], [0.1], [7], 3))
+    assert [run["seed"] for _, run in steps] == [1, 2]
+    with pytest.raises(LookupError, match=r"trial 7 of topk at 0\.1: expected its row"):
+        tuned.trial_of(others, steps[0][1])
+    for kind, run in steps:
+        found = tuned.trial_of([*others, trial], run)
+        tuned.TABLES[kind].run(
+            [run], lambda run, t=found: tuned.measure_again(run, t, tmp_path, tmp_path)
+        )
+    assert begun == [(1, "trial-7", 6e-5), (2, "trial-7", 6e-5)]
+    assert tuned.left(steps)["left"] == 0
+    # The table by rate has the mean of the three seeds, and the one seed of the other trial.
+    page = tmp_path / "papers.md"
+    page.write_text("<!-- tuned_rates -->\n<!-- end tuned_rates -->\n")
+    monkeypatch.setattr(study("rows"), "PAGE", page)
+    tuned.write_rates([*others, trial], tuned.TABLES["again"].read())
+    assert "| 0.1 | 6e-05 | 41.00 ± 0.58 |" in page.read_text()
+    assert "| 0.1 | 0.0004 | 30.00 |" in page.read_text()
 
 
 def test_every_space_names_settings_that_the_gate_has(study: Any, tmp_path: Path) -> None:
