@@ -110,10 +110,20 @@ class _Loader(yaml.SafeLoader):
     """A YAML loader that refuses a key that is written twice, and reads 1e-6 as a number.
 
     PyYAML follows YAML 1.1, which keeps the last of two equal keys, and takes 1e-6 for text because
-    it has no decimal point.  Of a date that there is not it says neither the place nor the value.
+    it has no decimal point.  Of a date that there is not it says neither the place nor the value,
+    and it makes a list that holds itself of `&a [*a]`.
     """
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        # Values are complete before they are used, so that one within itself is seen.
+        self.deep_construct = True
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node in self.recursive_objects:
+            raise yaml.constructor.ConstructorError(
+                None, None, "an alias (*name) stands within its own anchor (&name)", node.start_mark
+            )
         try:
             return super().construct_object(node, deep)
         except (ValueError, IndexError) as error:

@@ -88,6 +88,8 @@ def test_a_key_written_twice_is_refused(tmp_path):
         ("a: [", "not valid YAML"),
         ("a: {b: 2026-02-30}", "not valid YAML: '2026-02-30': day is out of .* line 1, column 8"),
         ("[a]: 1", r"not valid YAML: expected a plain key, received \['a'\] .* line 1, column 1"),
+        ("a: &own [*own]", r"an alias \(\*name\) stands within its own anchor .* line 1, column 4"),
+        ("a: &own {b: [1, *own]}", r"within its own anchor \(&name\) .* line 1, column 4"),
         ("- 1\n", "expected a mapping of keys, received list"),
         ("", "expected a mapping of keys, received NoneType"),
     ],
