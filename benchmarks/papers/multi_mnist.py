@@ -1,12 +1,12 @@
 """Multi-MNIST and Multi-Fashion: two images on top of each other, two tasks, experts that convolve.
 
-    python benchmarks/papers/multi_mnist.py --data FOLDER                      # about an hour
+    python benchmarks/papers/multi_mnist.py --data FOLDER           # seven hours on one core
     python benchmarks/papers/multi_mnist.py --data FOLDER --sets fashion --gates moesart --seeds 2
     python benchmarks/papers/multi_mnist.py --table
 
 DSelect-k, table 2, and MOESART, tables 1 and S4.  FOLDER has the folders mnist/ and fashion-mnist/
 with the publishers' idx files.  Task 1 names the image at the top left, task 2 the one at the
-bottom right.  A reduced budget: fewer examples and epochs than the papers', see `--rows` and
+bottom right.  The budget is smaller than the papers': fewer examples and epochs, see `--rows` and
 `--epochs`; one row per run goes to docs/results/papers/multi_mnist.jsonl.
 """
 
