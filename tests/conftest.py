@@ -309,6 +309,7 @@ class SmallRun:
     config: Any
     root: Path
     result: dict[str, Any]
+    shown: str
 
 
 @pytest.fixture(scope="session")
@@ -321,16 +322,20 @@ def small_config() -> Any:
 
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
-    """Run the demo's stages on 6,000 exposures."""
+    """Run `multigate demo` on 6,000 exposures."""
     from multigate.configs import load
-    from multigate.jobs import demo
     from multigate.jobs.simulate import simulate
 
     config = smaller(load("demo"))
     root = tmp_path_factory.mktemp("small")
+    file = root / "small.yaml"
+    file.write_text(json.dumps(config.model_dump(mode="json", exclude_unset=True)))
     simulate(root / "logs", seed=3, users=150, items=60, exposures=6_000)
-    result = demo.run(config, root / "logs", root / "run")
-    return SmallRun(config, root, result)
+    command = [sys.executable, "-m", "multigate", "demo", "--json", "--config", file]
+    command += ["--data", root / "logs", "--out", root / "run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return SmallRun(config, root, json.loads(done.stdout), done.stderr)
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,13 @@ def test_finished_rows_are_not_trained_again(made: Any) -> None:
 
 
 @slow
-@pytest.mark.parametrize("change", ["train.learning_rate=0.2", "contract.tasks.click.weight=9"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "train.learning_rate=0.2",
+        pytest.param("contract.tasks.click.weight=9", marks=pytest.mark.long),
+    ],
+)
 def test_rows_of_another_configuration_do_not_count(
     bakeoff: Any, made: Any, folder: Path, tmp_path: Path, change: str
 ) -> None:

@@ -373,7 +373,8 @@ def test_images_that_are_not_there_are_told_in_one_line(study: Any, tmp_path: Pa
         )
 
 
-@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("replacement", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.slow
 def test_a_router_of_images_is_measured_in_both_ways(
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replacement: bool
 ) -> None:

@@ -198,7 +198,9 @@ TRAININGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=TRAININGS)
+@pytest.fixture(
+    scope="module", params=["teacher", pytest.param("ranking", marks=pytest.mark.long)]
+)
 def everything(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Everything:
@@ -251,6 +253,7 @@ def test_an_interrupted_training_ends_as_another(
         np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
+@pytest.mark.long  # test_export does this with a plain model
 def test_what_jax_trained_is_exported(everything: Everything, tmp_path: Path) -> None:
     """The export compares its graph with the checkpoint itself, and refuses what differs."""
     expected, _ = on_jax.train(everything.config, everything.examples, tmp_path / "c")
@@ -262,6 +265,7 @@ def test_what_jax_trained_is_exported(everything: Everything, tmp_path: Path) ->
     assert export(tmp_path / "c", everything.examples, tmp_path / "models").name == "1"
 
 
+@pytest.mark.long  # tests/jobs/night does this with plain features
 def test_a_night_starts_from_the_night_before(tmp_path: Path) -> None:
     """Both nights are published; the second begins with the first one's weights.
 

@@ -11,7 +11,10 @@ ROOT = Path(__file__).parents[2]
 TESTS = [  # a file, which of its tests (`-k`), and what it says
     ("pipeline/test_engines.py", "test_flink_makes", "java and mvn not installed"),
     ("verbs/test_completion.py", "test_other_shells and zsh", "zsh is not installed"),
-    ("model/report/test_page.py", "test_in_a_browser", "Chromium is not installed"),
+    pytest.param(
+        *("model/report/test_page.py", "test_in_a_browser", "Chromium is not installed"),
+        marks=pytest.mark.long,
+    ),
 ]
 
 

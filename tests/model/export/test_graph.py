@@ -347,7 +347,7 @@ WITHOUT_PRODUCTS = ("hash", "comet", "hierarchical")
 """Gates that read ids, or their input in another way than by one linear map."""
 
 
-@pytest.mark.sweep(1, slow=5)
+@pytest.mark.sweep(1, slow=2)
 @pytest.mark.parametrize("gate", DISPATCHED)
 def test_all_experts_in_one_product_score_like_the_keras_model(fused, gate) -> None:
     model = fused(gate)

@@ -281,6 +281,7 @@ def test_the_verb_continues(tiny: Any, undisturbed: Path, tmp_path: Path, capfd:
     assert_same(undisturbed, out)
 
 
+@pytest.mark.long  # a snapshot that cannot be read is among the slow tests
 def test_a_full_disk_keeps_what_was_saved(
     tiny: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +324,7 @@ def test_killed_again_and_again(tiny: Any, tmp_path: Path, backend: str) -> None
     assert_same(tmp_path / "whole", out)
 
 
+@pytest.mark.long  # test_every_kind interrupts a training with a teacher
 def test_what_the_teacher_teaches_is_read_from_the_history(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
