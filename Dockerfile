@@ -16,6 +16,7 @@ COPY verbs multigate/verbs
 COPY configs multigate/configs
 COPY features multigate/features
 COPY explanation multigate/explanation
+COPY runtime multigate/runtime
 COPY serving multigate/serving
 USER multigate
 EXPOSE 8500 8501 8502
@@ -35,6 +36,7 @@ COPY verbs multigate/verbs
 COPY configs multigate/configs
 COPY features multigate/features
 COPY explanation multigate/explanation
+COPY runtime multigate/runtime
 COPY pipeline multigate/pipeline
 COPY model multigate/model
 COPY serving multigate/serving

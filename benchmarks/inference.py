@@ -65,8 +65,8 @@ from multigate.model.export.frozen.encoding import GraphEncoder, raw_inputs
 from multigate.model.export.graph import RANK, ROWS, ServingGraph
 from multigate.model.ranker import scores
 from multigate.model.ranker.factors.term import Factors, PairTables
-from multigate.serving.runtime.memory import keep_freed
-from multigate.serving.runtime.session import Session
+from multigate.runtime.memory import keep_freed
+from multigate.runtime.session import Session
 
 keep_freed()  # as the server does
 K = 2

@@ -192,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model_base_path", type=Path, required=True, help="exported versions")
     base = parser.parse_args().model_base_path.resolve()
-    from multigate.serving.runtime.start import start_runtime
+    from multigate.runtime.start import start_runtime
 
     start_runtime()
     found: dict[str, Any] = {}

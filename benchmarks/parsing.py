@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from multigate.configs.errors import MultigateError
+from multigate.runtime.tensorflow_messages import predict_pb2, tensor_pb2
 from multigate.serving.protos import ranking_pb2
-from multigate.serving.protos.tensorflow_messages import predict_pb2, tensor_pb2
 from multigate.serving.request.parts import MOST_OBJECTS, MOST_VALUES, refuse_too_many_parts
 
 ATTEMPTS = 5

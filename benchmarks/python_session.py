@@ -5,12 +5,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from multigate.serving.protos.tensorflow_messages import config_pb2
-from multigate.serving.runtime.session import GraphRun, session_config
+from multigate.runtime.session import GraphRun, session_config
+from multigate.runtime.tensorflow_messages import config_pb2
 
 
 class PythonSession:
-    """Like `serving.runtime.session.Session`, with the same options.
+    """Like `runtime.session.Session`, with the same options.
 
     Attributes:
         definitions: its SignatureDefs, by name.

@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.runtime import inputs_of
 
+from multigate.runtime.library import library
+from multigate.runtime.memory import return_freed
+from multigate.runtime.session import Session
 from multigate.serving.core.layout import RANK
-from multigate.serving.runtime.library import library
-from multigate.serving.runtime.memory import return_freed
-from multigate.serving.runtime.session import Session
 from multigate.serving.versions.folders import scan
 from multigate.serving.versions.saved_model import SavedModel
 from multigate.serving.versions.warmup import warm_up

@@ -24,9 +24,9 @@ from benchmarks.python_session import PythonSession
 from benchmarks.servers import load_model, rank_requests
 from benchmarks.turns import cells, summary
 
+from multigate.runtime.session import Session
 from multigate.serving.core.layout import RANK
 from multigate.serving.protos import ranking_pb2
-from multigate.serving.runtime.session import Session
 from multigate.serving.versions.batching import join_calls
 from multigate.serving.versions.folders import scan
 

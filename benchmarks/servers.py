@@ -208,7 +208,7 @@ def serve_ours(base: Path, candidates: int, folder: str, workers: int) -> None:
 
     options = ServerOptions(model_name=NAME, model_base_path=base, port=0, workers=workers)
     if workers > 1:
-        from multigate.serving.runtime.start import start_runtime
+        from multigate.runtime.start import start_runtime
         from multigate.serving.workers.supervisor import Supervisor
 
         supervisor = Supervisor(options, start_runtime)

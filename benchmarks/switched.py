@@ -165,7 +165,7 @@ def main() -> None:
         parser.error("--model_base_path: required")
     if options.rounds < 2:
         parser.error(f"--rounds: expected at least 2, received {options.rounds}")
-    from multigate.serving.runtime.start import start_runtime
+    from multigate.runtime.start import start_runtime
 
     start_runtime()
     least = pieces()

@@ -42,6 +42,8 @@ from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import as_json, raw_values, take
 from multigate.model.export.freezing import freeze
 from multigate.model.export.frozen.encoding import GraphEncoder, raw_inputs
+from multigate.runtime.errors import ModelRuntimeError
+from multigate.runtime.signature import load_signatures
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +152,7 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
             )
             write_json(extra / "metrics.json", metrics)
             write_json(extra / "golden.json", golden)
-    except (OSError, tf.errors.OpError) as error:
+    except (OSError, tf.errors.OpError, ModelRuntimeError) as error:
         reason = one_line(error)
         raise ExportError(
             f"{target}: could not be written: {reason}; nothing was published; make room or choose "
@@ -199,12 +201,11 @@ def _check(
     contract = model.encoder.contract
     table = rows.to_arrow()
     raw = raw_values(contract, table, model.user_features)
-    signature = tf.saved_model.load(str(folder)).signatures[SIGNATURE]
-    found = signature(**{name: tf.constant(value) for name, value in raw.items()}, k=tf.constant(k))
+    found = load_signatures(folder)[SIGNATURE](raw | {"k": np.array(k, np.int32)})
     encoded = model.encoder(table, model.user_features)
     expected = np.asarray(model.user_tower(encoded)) @ model.item_vectors(items).T
     best = -np.sort(-expected, axis=1)[:, :k]
-    scores = found["scores"].numpy()
+    scores = found["scores"]
     worst = float(np.abs(scores - best).max() / np.abs(best).max())
     if not worst <= _TOLERANCE:
         raise ExportError(
@@ -212,7 +213,7 @@ def _check(
             f"expected at most {_TOLERANCE:g}; nothing was published; report this"
         )
     first = take(raw, slice(0, 1))
-    answer = take({name: value.numpy() for name, value in found.items()}, slice(0, 1))
+    answer = take(found, slice(0, 1))
     return {
         "signature": SIGNATURE,
         "inputs": as_json(first | {"k": np.array(k, np.int32)}),

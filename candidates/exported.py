@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from multigate.candidates.evaluation import Questions
-from multigate.candidates.keras2 import tf
 from multigate.candidates.pairs import Catalogue, Pairs
 from multigate.configs.contract import Contract, FrozenContract
 from multigate.configs.errors import ModelError, one_line
 from multigate.model.data.raw import Raw, raw_values, take
+from multigate.runtime.errors import ModelRuntimeError
+from multigate.runtime.signature import Signature, load_signatures
 
 SIGNATURE = "retrieve"
 _CONTRACT, _METRICS = "assets.extra/contract.json", "assets.extra/metrics.json"
@@ -30,8 +31,7 @@ class Exported:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._model = load_version(folder, SIGNATURE)  # its signatures need it alive
-        self._signature = self._model.signatures[SIGNATURE]
+        self._signature = load_signature(folder, SIGNATURE)
 
     def positives(self) -> str:
         """The task whose positives the model was trained to find.
@@ -47,10 +47,7 @@ class Exported:
 
     def retrieve(self, users: Raw, k: int) -> np.ndarray:
         """Raw ids (U, K) of the best k items of U users, best first."""
-        names = self._signature.structured_input_signature[1]
-        given = {name: tf.constant(users[name]) for name in names if name != "k"}
-        items: np.ndarray = self._signature(**given, k=tf.constant(k, tf.int32))["items"].numpy()
-        return items
+        return self._signature(users | {"k": np.array(k, np.int32)})["items"]
 
     def retrieved(
         self, contract: Contract, pairs: Pairs, questions: Questions, items: Catalogue, k: int
@@ -83,23 +80,23 @@ class Exported:
                 yield row, take(users, slice(row, row + 1)), np.array(row_places, np.int64)
 
 
-def load_version(folder: Path, signature: str) -> tf.Module:
-    """Load a version that has a signature.
+def load_signature(folder: Path, signature: str) -> Signature:
+    """Load a signature of a version.
 
     Raises:
         ModelError: the folder is no version, or the version has no such signature.
     """
     try:
-        model = tf.saved_model.load(str(folder))
-    except (OSError, tf.errors.OpError) as error:
+        signatures = load_signatures(folder)
+    except ModelRuntimeError as error:
         reason = one_line(error)
         raise ModelError(f"{folder}: expected an exported version: {reason}") from None
-    if signature not in model.signatures:
+    if signature not in signatures:
         raise ModelError(
             f"{folder}: expected a version with signature {signature!r}, received "
-            f"{', '.join(model.signatures) or 'none'}"
+            f"{', '.join(signatures) or 'none'}"
         )
-    return model
+    return signatures[signature]
 
 
 def contract_of(version: Path) -> FrozenContract:

@@ -27,7 +27,7 @@ from multigate.configs.sections.base import parse
 from multigate.configs.sections.evaluation import EvaluationConfig
 from multigate.configs.storage import Place, place
 from multigate.jobs.examples import Examples
-from multigate.serving.runtime.start import import_backend, import_tensorflow
+from multigate.runtime.start import import_backend, import_tensorflow
 
 if TYPE_CHECKING:  # their import takes seconds
     from multigate.jobs.scoring.version import Version

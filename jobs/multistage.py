@@ -25,8 +25,7 @@ import numpy as np
 import polars as pl
 
 from multigate.candidates.evaluation import interval_by_user, next_item_questions, no_question
-from multigate.candidates.exported import Exported, contract_of, load_version
-from multigate.candidates.keras2 import tf
+from multigate.candidates.exported import Exported, contract_of, load_signature
 from multigate.candidates.pairs import Catalogue
 from multigate.configs import progress
 from multigate.configs.contract import Contract, FrozenContract, LabelCount
@@ -36,6 +35,7 @@ from multigate.configs.files import SPLITS, TIME, ExamplesFolder
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import Raw, raw_values
 from multigate.model.data.rows import read_rows
+from multigate.runtime.signature import Signature
 
 RETRIEVED = (50, 100, 200, 500)
 """Numbers of items that the first stage retrieves, by default."""
@@ -71,7 +71,7 @@ class MultistageReport(TypedDict):
 class _Ranker:
     """A ranker's version, loaded."""
 
-    model: Any
+    signature: Signature
     contract: Contract
 
     def scores(self, user: Raw, items: Raw, count: int) -> np.ndarray:
@@ -80,9 +80,7 @@ class _Ranker:
         given = user | items
         given |= {"user_index": np.zeros(count, np.int32)}
         given |= {"task_weights": np.array(weights, np.float32)}
-        inputs = {name: tf.constant(value) for name, value in given.items()}
-        found: np.ndarray = self.model.signatures["rank"](**inputs)["score"].numpy()
-        return found
+        return self.signature(given)["score"]
 
 
 def report(
@@ -180,7 +178,7 @@ def _load(candidates: Path, ranker: Path, examples: Path) -> tuple[Exported, _Ra
             "schema: expected the same of both versions and the examples, received "
             f"{received}: {differ}; use what was built from one configuration"
         )
-    return Exported(candidates), _Ranker(load_version(ranker, "rank"), frozen[1].contract)
+    return Exported(candidates), _Ranker(load_signature(ranker, "rank"), frozen[1].contract)
 
 
 def _earlier(examples: Path, contract: Contract) -> pl.DataFrame:

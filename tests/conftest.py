@@ -37,6 +37,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # As many workers as cores run tests: threads of OpenMP and BLAS would only wait for one another.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "passive"
 
 # Tests on JAX are processes of their own, which spend their time compiling what runs once.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"

@@ -189,7 +189,7 @@ def _importer(frame: FrameType | None) -> FrameType | None:
 def _in_job(frame: FrameType | None) -> bool:
     """Whether a function outside of `verbs` is running: a job, which may have begun to write."""
     # The command's entry is no job, nor is what imports TensorFlow for it.
-    command = ("multigate.__main__", "multigate.verbs.", "multigate.serving.runtime.start")
+    command = ("multigate.__main__", "multigate.verbs.", "multigate.runtime.start")
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
         if name.startswith("multigate.") and not name.startswith(command):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multigate.configs.storage import place
-from multigate.serving.runtime import start
+from multigate.runtime import start
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

@@ -133,8 +133,8 @@ def _of_server(options: argparse.Namespace) -> Any:
 
 def _of_version(options: argparse.Namespace) -> Any:
     """The explanation of a version in a folder."""
+    from multigate.runtime.start import start_runtime
     from multigate.serving.client.request_file import read_request
-    from multigate.serving.runtime.start import start_runtime
     from multigate.serving.versions.explaining import Against, Drawing
     from multigate.serving.versions.opened import OpenedVersion, find_version
 

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from multigate.serving.protos.tensorflow_messages import model_management_pb2
+    from multigate.runtime.tensorflow_messages import model_management_pb2
     from multigate.serving.versions.model_config import read_model_config_message
 
     config = read_model_config_message(options.model_config_file)

@@ -14,8 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> None:
     """Run the verb."""
+    from multigate.runtime.start import start_runtime
     from multigate.serving.core.options import from_arguments
-    from multigate.serving.runtime.start import start_runtime
     from multigate.verbs.inputs import require_server_files
 
     server_options = from_arguments(options)

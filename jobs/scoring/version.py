@@ -1,7 +1,7 @@
 """An exported version that is loaded into this process, and answers as the server does.
 
 Reading, checking and running are the server's own functions: `serving.request`, the checks of
-Predict, `serving.versions.saved_model` and `serving.runtime`.
+Predict, `serving.versions.saved_model` and `runtime`.
 """
 
 import json
@@ -24,6 +24,7 @@ from multigate.jobs.scoring.columns import (
     same_user,
 )
 from multigate.model.data.raw import raw_values
+from multigate.runtime.start import start_runtime
 from multigate.serving.client.packing import (
     Feature,
     add_counts,
@@ -53,7 +54,6 @@ from multigate.serving.request.rank_request import RequestReader
 from multigate.serving.rpc.overflow import refuse_overflow
 from multigate.serving.rpc.prediction import check_inputs
 from multigate.serving.rpc.ranking import empty_response, fill_response
-from multigate.serving.runtime.start import start_runtime
 from multigate.serving.versions.batching import join_calls
 from multigate.serving.versions.folders import EXTRA, GRAPH
 from multigate.serving.versions.saved_model import SavedModel

@@ -18,6 +18,8 @@ from multigate.model.data.raw import raw_values
 from multigate.model.data.rows import Rows
 from multigate.model.evaluation.combine import combine
 from multigate.model.evaluation.evaluate import Predictions
+from multigate.runtime.errors import ModelRuntimeError
+from multigate.runtime.signature import load_signatures
 
 EXTRA, METRICS = "assets.extra", "metrics.json"
 _BATCH = 4096
@@ -174,16 +176,13 @@ class _Version:
     """The signatures of a version that is served."""
 
     def __init__(self, folder: Path) -> None:
-        import tensorflow as tf
-
         self.contract = read_contract(folder).contract
         self._names = [name for name, _ in self.contract.of_side("user", "item", "context")]
         self._metrics = _metrics(folder)
         try:
-            # Keep the module: without it, its variables are freed.
-            self._model = tf.saved_model.load(str(folder))
-            self._signature = self._model.signatures["serving_default"]
-        except (OSError, KeyError, tf.errors.OpError, ValueError) as error:
+            self._signatures = load_signatures(folder)
+            self._score = self._signatures["serving_default"]
+        except (ModelRuntimeError, KeyError) as error:
             reason = one_line(error)
             raise ModelError(f"{folder}: cannot be loaded: {reason}; export anew") from None
 
@@ -192,8 +191,7 @@ class _Version:
         parts: list[dict[str, Any]] = []
         for start in range(0, len(rows), _BATCH):
             raw = raw_values(self.contract, rows.table.slice(start, _BATCH), self._names)
-            outputs = self._signature(**raw)
-            parts.append({name: value.numpy() for name, value in outputs.items()})
+            parts.append(self._score(raw))
         found = {
             name: np.concatenate([part[name] for part in parts]).astype(np.float64)
             for name in [*self.contract.tasks, "score"]
@@ -210,8 +208,7 @@ class _Version:
         )
 
     def experts(self, rows: Rows) -> dict[str, NDArray[np.float64]] | None:
-        if "gates" not in self._model.signatures:  # an older version
+        if "gates" not in self._signatures:  # an older version
             return None
-        raw = raw_values(self.contract, rows.table, self._names)
-        found = self._model.signatures["gates"](**raw)
-        return {name: found[name].numpy().mean(axis=0) for name in self.contract.tasks}
+        found = self._signatures["gates"](raw_values(self.contract, rows.table, self._names))
+        return {name: found[name].mean(axis=0) for name in self.contract.tasks}

@@ -37,6 +37,8 @@ from multigate.model.export.frozen.item_table import ItemTable
 from multigate.model.export.graph import ServingGraph
 from multigate.model.export.parity import check_parity
 from multigate.model.ranker import scores
+from multigate.runtime.errors import ModelRuntimeError
+from multigate.runtime.signature import load_signatures
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +128,7 @@ def export(
         with new_folder(target) as folder:
             graph.save(folder)
             progress.step("compare with the checkpoint")
-            signatures = tf.saved_model.load(str(folder)).signatures
+            signatures = load_signatures(folder)
             parity = check_parity(
                 signatures,
                 loaded.ranker,
@@ -176,7 +178,7 @@ def export(
             )
             if finish is not None:
                 finish(folder, options)
-    except (OSError, tf.errors.OpError) as error:
+    except (OSError, tf.errors.OpError, ModelRuntimeError) as error:
         reason = " ".join(str(error).split())[-200:]  # TensorFlow's reason is at the end
         raise ExportError(
             f"{target}: could not be written: {reason}; nothing was published; free space or "

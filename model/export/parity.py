@@ -24,6 +24,7 @@ from multigate.model.export.frozen.item_table import ItemTable
 from multigate.model.export.graph import RANK, RANK_ITEMS, ROWS
 from multigate.model.ranker import scores
 from multigate.model.ranker.ranker import Ranker
+from multigate.runtime.signature import Signature
 
 MARGIN = 1e-5
 """A row is undecided if a relative change of this size in the gate's input changes its experts."""
@@ -78,7 +79,7 @@ def relative_differences(
 
 
 def check_parity(
-    signatures: Mapping[str, Any],
+    signatures: Mapping[str, Signature],
     ranker: Ranker,
     encoder: Encoder,
     table: pa.Table,
@@ -110,7 +111,7 @@ def check_parity(
         if items is not None:
             trials.append(_known_items(encoder, part, items))
         for name, raw, encoded in trials:
-            received = {k: v.numpy() for k, v in signatures[name](**raw).items()}
+            received = signatures[name](raw)
             expected = expected_scores(ranker, encoder, encoded, calibration)
             worst = relative_differences(encoder.contract, expected, received)
             wrong = np.flatnonzero(worst > tolerance)

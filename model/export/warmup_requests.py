@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +14,7 @@ from multigate.model.data.raw import Raw, as_json, feature_of, raw_values, take
 from multigate.model.export.example_signatures import CLASSIFY, REGRESS
 from multigate.model.export.frozen.item_table import ItemTable
 from multigate.model.export.graph import RANK, RANK_ITEMS, ROWS
+from multigate.runtime.signature import Signature
 
 GOLDEN = "golden.json"
 WARMUP = "tf_serving_warmup_requests"
@@ -31,7 +31,7 @@ def write(
     model: str,
     contract: Contract,
     table: pa.Table,
-    signatures: Mapping[str, Any],
+    signatures: Mapping[str, Signature],
     items: ItemTable | None = None,
     buckets: Sequence[int] = (),
 ) -> None:
@@ -47,7 +47,7 @@ def write(
         buckets: sizes to which batches are padded; the warm-up has a batch of each.
     """
     golden = rank_request(contract, table, 8)
-    answer = {name: value.numpy() for name, value in signatures[RANK](**golden).items()}
+    answer = signatures[RANK](golden)
     write_json(
         folder / GOLDEN,
         {

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import grpc
 
+from multigate.runtime.in_flight import CallsInFlight
 from multigate.serving.core import logs
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.security import TokenFile
@@ -26,7 +27,6 @@ from multigate.serving.core.status import (
     status_of,
 )
 from multigate.serving.core.tracing import Trace, TracedCall, Tracing, current
-from multigate.serving.runtime.in_flight import CallsInFlight
 
 HEALTH = "/grpc.health.v1.Health/"
 RELOAD = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"

@@ -27,7 +27,7 @@ from typing import Any
 import grpc
 
 from multigate.configs.errors import ServingError
-from multigate.serving.runtime.errors import RefusedInputError, RunTimeoutError
+from multigate.runtime.errors import RefusedInputError, RunTimeoutError
 
 LOG = logging.getLogger("multigate.serving")
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from multigate.serving.core.status import InvalidRequestError
-from multigate.serving.protos.tensorflow_messages import tensor_pb2
-from multigate.serving.runtime.dtypes import (
+from multigate.runtime.dtypes import (
     NUMBERS,
     NUMPY,
     TensorSpec,
@@ -18,6 +16,8 @@ from multigate.serving.runtime.dtypes import (
     name_of,
     number_of,
 )
+from multigate.runtime.tensorflow_messages import tensor_pb2
+from multigate.serving.core.status import InvalidRequestError
 
 MOST_ELEMENTS, MOST_REPEATED, MOST_REPEATED_BYTES = 1 << 24, 1 << 20, 1 << 24
 """A proto may claim any shape and hold one value.  64 MiB of floats is the most that a real message

@@ -7,9 +7,9 @@ comes: on two cores that made every tenth call 3 ms later (docs/results/serving.
 
 import time
 
+from multigate.runtime.cores import cores
+from multigate.runtime.in_flight import CallsInFlight
 from multigate.serving.core.options import ServerOptions
-from multigate.serving.runtime.cores import cores
-from multigate.serving.runtime.in_flight import CallsInFlight
 
 LONGEST_WAIT = 0.02
 """Seconds: where calls leave no gap, work goes on, slowly."""

@@ -32,6 +32,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Literal
 
+from multigate.runtime.child import Child, ChildError
+from multigate.runtime.in_flight import CallsInFlight
 from multigate.serving.core.background import SupervisedThread, lower_priority
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
@@ -48,8 +50,6 @@ from multigate.serving.observe.shadow_scoring import (
     Wanted,
 )
 from multigate.serving.request.rank_request import ParsedRequest
-from multigate.serving.runtime.child import Child, ChildError
-from multigate.serving.runtime.in_flight import CallsInFlight
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from multigate.configs.files import in_use
+from multigate.runtime.in_flight import CallsInFlight
 from multigate.serving.core import logs
 from multigate.serving.core.layout import RANK, SCORE, Arrays
 from multigate.serving.core.metrics import ServerMetrics
@@ -27,7 +28,6 @@ from multigate.serving.observe.row_files import RowFiles
 from multigate.serving.protos import ranking_pb2
 from multigate.serving.request.order import rank_order
 from multigate.serving.request.rank_request import ParsedRequest
-from multigate.serving.runtime.in_flight import CallsInFlight
 from multigate.serving.versions.batching import divide, join_calls, split_call
 from multigate.serving.versions.ranker_version import RankerVersion
 from multigate.serving.versions.saved_model import LoadError, SavedModel

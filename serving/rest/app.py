@@ -15,6 +15,11 @@ from urllib.parse import unquote
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
+from multigate.runtime.tensorflow_messages import (
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    model_pb2,
+)
 from multigate.serving.core.calls import CallGate
 from multigate.serving.core.loop import Threads
 from multigate.serving.core.status import (
@@ -25,11 +30,6 @@ from multigate.serving.core.status import (
     status_of,
 )
 from multigate.serving.core.tracing import step
-from multigate.serving.protos.tensorflow_messages import (
-    get_model_metadata_pb2,
-    get_model_status_pb2,
-    model_pb2,
-)
 from multigate.serving.rest.documents import write
 from multigate.serving.rest.messages import (
     metadata_answer,

@@ -8,10 +8,10 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
+from multigate.runtime.tensorflow_messages import get_model_metadata_pb2
 from multigate.serving.core.status import InvalidRequestError
 from multigate.serving.core.wire import numbers_of
 from multigate.serving.protos import ranking_pb2
-from multigate.serving.protos.tensorflow_messages import get_model_metadata_pb2
 from multigate.serving.rest.documents import kind_of, read_object
 from multigate.serving.rest.lists import put_lists, take_lists
 

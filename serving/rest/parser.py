@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
+from multigate.runtime.child import Child, ChildError, Priority
+from multigate.runtime.tensorflow_messages import predict_pb2
 from multigate.serving.core.status import InvalidRequestError, OverloadedError
 from multigate.serving.core.tracing import step
 from multigate.serving.protos import ranking_pb2
-from multigate.serving.protos.tensorflow_messages import predict_pb2
 from multigate.serving.rest.messages import read_message
 from multigate.serving.rest.tensors import Signatures, read_predict
-from multigate.serving.runtime.child import Child, ChildError, Priority
 
 LOG = logging.getLogger("multigate.serving")
 

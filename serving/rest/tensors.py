@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from multigate.runtime.dtypes import NUMBERS, NUMPY, TensorSpec, describe, name_of
+from multigate.runtime.tensorflow_messages import predict_pb2, tensor_pb2
 from multigate.serving.core.layout import DEFAULT
 from multigate.serving.core.status import InvalidRequestError
-from multigate.serving.protos.tensorflow_messages import predict_pb2, tensor_pb2
 from multigate.serving.rest.documents import kind_of, read_object
-from multigate.serving.runtime.dtypes import NUMBERS, NUMPY, TensorSpec, describe, name_of
 
 Signatures = Mapping[str, Mapping[str, TensorSpec]]
 """The inputs of each signature of a version."""

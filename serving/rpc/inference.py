@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from multigate.runtime.tensorflow_messages import (
+    classification_pb2,
+    inference_pb2,
+    prediction_service_pb2_grpc,
+    regression_pb2,
+)
 from multigate.serving.core.layout import DEFAULT, Arrays
 from multigate.serving.core.logs import say
 from multigate.serving.core.loop import Threads
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import Call, InvalidRequestError
 from multigate.serving.core.tensors import MOST_REPEATED_BYTES
-from multigate.serving.protos.tensorflow_messages import (
-    classification_pb2,
-    inference_pb2,
-    prediction_service_pb2_grpc,
-    regression_pb2,
-)
 from multigate.serving.rpc.overflow import refuse_overflow
 from multigate.serving.rpc.prediction import (
     CLASSIFIED,
@@ -29,7 +29,7 @@ from multigate.serving.rpc.prediction import (
 )
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
-from multigate.serving.versions.saved_model import Signature
+from multigate.serving.versions.saved_model import ServedSignature
 
 CLASSIFY, REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"
 _CLASSES = "classes"
@@ -142,7 +142,7 @@ def _result(ranker: RankerVersion, spec: Any, given: Any, method: str, tasks: in
     return result
 
 
-def _supports(signature: Signature, method: str) -> bool:
+def _supports(signature: ServedSignature, method: str) -> bool:
     """Whether a signature takes tf.Examples and has the outputs that the method needs.
 
     A signature's method name does not help: TensorFlow 2 writes Predict's into every signature.

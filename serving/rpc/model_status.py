@@ -6,6 +6,11 @@ from typing import Any, Protocol
 from prometheus_client.core import Metric
 
 from multigate.configs.errors import ServingError
+from multigate.runtime.tensorflow_messages import (
+    get_model_status_pb2,
+    model_management_pb2,
+    model_service_pb2_grpc,
+)
 from multigate.serving.core.loop import Threads
 from multigate.serving.core.status import (
     LOG,
@@ -15,11 +20,6 @@ from multigate.serving.core.status import (
     WrongStateError,
 )
 from multigate.serving.protos import ranking_pb2
-from multigate.serving.protos.tensorflow_messages import (
-    get_model_status_pb2,
-    model_management_pb2,
-    model_service_pb2_grpc,
-)
 from multigate.serving.rpc.prediction import read_tf_model_spec
 from multigate.serving.versions.manager import VersionRecord
 from multigate.serving.versions.model_config import ModelConfig, model_configs

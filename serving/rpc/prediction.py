@@ -7,6 +7,7 @@ import numpy as np
 from google.protobuf import any_pb2
 
 from multigate.configs.contract import LENGTH, PRESENT, Contract
+from multigate.runtime.tensorflow_messages import get_model_metadata_pb2, predict_pb2
 from multigate.serving.core.layout import (
     DEFAULT,
     SCORE,
@@ -20,11 +21,10 @@ from multigate.serving.core.loop import Threads
 from multigate.serving.core.status import Call, InvalidRequestError, WrongStateError
 from multigate.serving.core.tensors import decode, encode
 from multigate.serving.core.tracing import step
-from multigate.serving.protos.tensorflow_messages import get_model_metadata_pb2, predict_pb2
 from multigate.serving.rpc.overflow import refuse_overflow
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
-from multigate.serving.versions.saved_model import Signature
+from multigate.serving.versions.saved_model import ServedSignature
 
 CLASSIFIED, REGRESSED = "scores", "outputs"
 """The outputs of signatures for Classify and Regress."""
@@ -97,7 +97,7 @@ class Prediction:
             return response
 
 
-def _run(tensors: Any, signature: Signature, ranker: RankerVersion) -> Arrays:
+def _run(tensors: Any, signature: ServedSignature, ranker: RankerVersion) -> Arrays:
     """Run a signature that has no layout, such as `classify` or `rank_items`.
 
     Those of its inputs that the contract describes are checked as those of `rank`.
@@ -115,7 +115,7 @@ def scores_of(outputs: Arrays, contract: Contract) -> Arrays:
     return {name: one for name, one in outputs.items() if name in names}
 
 
-def _read(tensors: Any, signature: Signature, ranker: RankerVersion) -> tuple[Arrays, int]:
+def _read(tensors: Any, signature: ServedSignature, ranker: RankerVersion) -> tuple[Arrays, int]:
     """Read and check the inputs of a signature that the contract describes; also returns N."""
     assert signature.layout is not None
     inputs = read_inputs(tensors, signature)
@@ -132,7 +132,7 @@ def read_tf_model_spec(spec: Any) -> tuple[str, int | None, str]:
     )
 
 
-def read_inputs(tensors: Any, signature: Signature) -> Arrays:
+def read_inputs(tensors: Any, signature: ServedSignature) -> Arrays:
     """Decode the inputs of a request.
 
     Raises:
@@ -351,7 +351,7 @@ def _refuse_non_finite(name: str, values: np.ndarray) -> None:
         )
 
 
-def _filter(wanted: Sequence[str], signature: Signature) -> list[str]:
+def _filter(wanted: Sequence[str], signature: ServedSignature) -> list[str]:
     """The outputs that the request's filter names; without a filter, all."""
     if len(wanted) > len(signature.outputs):  # checking millions of names would block the loop
         raise InvalidRequestError(

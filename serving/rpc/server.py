@@ -14,6 +14,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import generate_latest
 
 from multigate.configs.errors import ServingError
+from multigate.runtime.tensorflow_messages import (
+    model_service_pb2,
+    model_service_pb2_grpc,
+    prediction_service_pb2,
+    prediction_service_pb2_grpc,
+)
 from multigate.serving.core import logs
 from multigate.serving.core.addresses import address, listening, refuse_taken
 from multigate.serving.core.background import (
@@ -33,12 +39,6 @@ from multigate.serving.observe.exporter import start_exporter
 from multigate.serving.observe.impressions import ImpressionLog
 from multigate.serving.observe.shadow import Shadow
 from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
-from multigate.serving.protos.tensorflow_messages import (
-    model_service_pb2,
-    model_service_pb2_grpc,
-    prediction_service_pb2,
-    prediction_service_pb2_grpc,
-)
 from multigate.serving.rest.methods import Methods
 from multigate.serving.rpc.config_file import ConfigFile
 from multigate.serving.rpc.health import Health

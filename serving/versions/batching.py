@@ -21,6 +21,8 @@ from functools import partial
 import numpy as np
 
 from multigate.configs.contract import LENGTH
+from multigate.runtime.errors import RunTimeoutError
+from multigate.runtime.threads import run_threads
 from multigate.serving.core.layout import Arrays, Layout, empty_like
 from multigate.serving.core.logs import say_run
 from multigate.serving.core.loop import ended, for_future
@@ -33,8 +35,6 @@ from multigate.serving.core.status import (
     TooLateError,
 )
 from multigate.serving.core.tracing import current
-from multigate.serving.runtime.errors import RunTimeoutError
-from multigate.serving.runtime.threads import run_threads
 
 TURNS = 4
 """Turns of the event loop without another call before a run begins on a shared core.  gRPC hands a

@@ -15,6 +15,7 @@ from multigate.configs.errors import one_line
 from multigate.explanation import arrays
 from multigate.explanation.document import BACKGROUND, PAIRS, SCORE, Explanation, explain
 from multigate.explanation.shapley import MOST_EXACT, Sources, rows_needed
+from multigate.runtime.tensorflow_messages import prediction_log_pb2
 from multigate.serving.core.layout import (
     DEFAULT,
     RANK,
@@ -26,7 +27,6 @@ from multigate.serving.core.layout import (
 )
 from multigate.serving.core.status import InvalidRequestError, WrongStateError
 from multigate.serving.core.tensors import decode
-from multigate.serving.protos.tensorflow_messages import prediction_log_pb2
 from multigate.serving.request.rank_request import ParsedRequest
 from multigate.serving.versions.batching import split_call
 from multigate.serving.versions.folders import WARMUP

@@ -16,12 +16,12 @@ from multigate.configs.errors import ServingError
 from multigate.configs.files import in_use
 from multigate.configs.storage import Address
 from multigate.configs.version_folders import Trial, read_trial
+from multigate.runtime.memory import FreedMemory
 from multigate.serving.core.background import SupervisedThread, lower_priority
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG, InvalidRequestError, NotServedError
 from multigate.serving.mirror.mirror import Mirror
-from multigate.serving.runtime.memory import FreedMemory
 from multigate.serving.versions.folders import (
     GRAPH,
     Stamp,

@@ -32,7 +32,7 @@ from google.protobuf import text_format
 
 from multigate.configs.errors import DataError, ServingError
 from multigate.configs.storage import Place, place
-from multigate.serving.protos.tensorflow_messages import model_server_config_pb2
+from multigate.runtime.tensorflow_messages import model_server_config_pb2
 
 CANDIDATES = "candidates/"
 """Prefix of a candidate model's platform; the ranker's name follows."""

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from multigate.configs.contract import Contract
+from multigate.runtime.cores import cores
 from multigate.serving.core.layout import Layout, ranker_layouts
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
@@ -11,13 +12,12 @@ from multigate.serving.core.status import LOG
 from multigate.serving.feature_store.backends import open_feature_store
 from multigate.serving.feature_store.online_features import OnlineFeatures
 from multigate.serving.request.rank_request import RequestReader
-from multigate.serving.runtime.cores import cores
 from multigate.serving.versions.batching import Batcher, turns_on
 from multigate.serving.versions.loaded_version import LoadedVersion
 from multigate.serving.versions.popular import ItemId, read_popular
 from multigate.serving.versions.reference import Reference
 from multigate.serving.versions.run_slots import RunSlots
-from multigate.serving.versions.saved_model import SavedModel, Signature
+from multigate.serving.versions.saved_model import SavedModel, ServedSignature
 
 _LARGE = 1 << 17
 """Bytes.  Reading a larger request takes milliseconds; this is about a thousand candidates."""
@@ -94,7 +94,7 @@ class RankerVersion(LoadedVersion):
         )
         return cls(model, saved_model, options, metrics, store, _reference(folder), popular, folder)
 
-    def signature(self, name: str) -> Signature | None:
+    def signature(self, name: str) -> ServedSignature | None:
         """A signature by name."""
         return self.saved_model.signatures.get(name)
 

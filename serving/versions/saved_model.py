@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from multigate.configs.contract import Contract, FrozenContract
 from multigate.configs.errors import MultigateError, ServingError, one_line
+from multigate.runtime.errors import ModelRuntimeError
+from multigate.runtime.signature import Signature
 from multigate.serving.core.layout import Arrays, Layout, ranker_layouts
-from multigate.serving.runtime.dtypes import TensorSpec
-from multigate.serving.runtime.errors import ModelRuntimeError
 from multigate.serving.versions.folders import CONTRACT, missing_files
 
 if TYPE_CHECKING:
-    from multigate.serving.runtime.session import Session
+    from multigate.runtime.session import Session
 
 Layouts = Callable[[Contract], dict[str, Layout]]
 """Gives the signatures that a contract requires, by name."""
@@ -23,34 +23,26 @@ class LoadError(ServingError):
     """A version cannot be loaded, or does not fit its contract."""
 
 
-class Signature:
-    """A signature of a loaded SavedModel: arrays in, arrays out."""
+class ServedSignature(Signature):
+    """A signature with what the contract says of it.
+
+    Attributes:
+        called: whether it has run since the warm-up.
+    """
 
     def __init__(
         self, name: str, definition: Any, session: "Session", layout: Layout | None
     ) -> None:
+        super().__init__(definition, session)
         self.name = name
         self.method = definition.method_name
         self.layout = layout
-        self.inputs = {k: TensorSpec.of(info) for k, info in sorted(definition.inputs.items())}
-        self.outputs = {k: TensorSpec.of(info) for k, info in sorted(definition.outputs.items())}
         self.called = False
-        """Whether it has run since the warm-up."""
-        self._run = session.runner(definition)
 
     def __call__(self, inputs: Arrays, timeout: float | None = None) -> Arrays:
-        """Run the graph; releases the GIL meanwhile.
-
-        Args:
-            inputs: arrays by name.
-            timeout: seconds after which the run is ended.
-
-        Raises:
-            ModelRuntimeError: see `serving.runtime.errors`.
-        """
+        """Run the graph; see `Signature`."""
         self.called = True
-        outputs = self._run(*[inputs[key] for key in self.inputs], timeout=timeout)
-        return dict(zip(self.outputs, outputs, strict=True))
+        return super().__call__(inputs, timeout)
 
 
 class SavedModel:
@@ -69,11 +61,11 @@ class SavedModel:
         self.schema = frozen.schema_fingerprint
         self.definitions = dict(sorted(session.definitions.items()))
         needed = layouts(self.contract)
-        self.signatures: dict[str, Signature] = {}
+        self.signatures: dict[str, ServedSignature] = {}
         for name, definition in self.definitions.items():
             if not name.startswith("__"):
                 check_stop()
-                self.signatures[name] = Signature(name, definition, session, needed.get(name))
+                self.signatures[name] = ServedSignature(name, definition, session, needed.get(name))
         self._session = session
         self._lock = threading.Lock()
         self._calls = 0
@@ -111,7 +103,7 @@ class SavedModel:
             raise LoadError(str(error)) from None
         session = None
         try:
-            from multigate.serving.runtime.session import Session  # with TensorFlow's library
+            from multigate.runtime.session import Session  # with TensorFlow's library
 
             session = Session(folder, parallelism)
             check_stop()

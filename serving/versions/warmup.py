@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from multigate.configs.errors import one_line
+from multigate.runtime.tensorflow_messages import prediction_log_pb2
 from multigate.serving.core.layout import DEFAULT, RANK, Arrays
 from multigate.serving.core.tensors import decode
-from multigate.serving.protos.tensorflow_messages import prediction_log_pb2
 from multigate.serving.versions.folders import GOLDEN, WARMUP
 from multigate.serving.versions.records import read_records
-from multigate.serving.versions.saved_model import LoadError, SavedModel, Signature
+from multigate.serving.versions.saved_model import LoadError, SavedModel, ServedSignature
 
 _REQUESTS = ("predict_log", "classify_log", "regress_log")
 RUNS = 2  # the first run of a signature makes its executor
@@ -149,7 +149,7 @@ def _matches(answer: np.ndarray, expected: np.ndarray) -> bool:
     return not expected.size or float(np.mean(answer == expected)) >= SAME_IDS
 
 
-def _run(signature: Signature, inputs: Arrays, path: Path) -> Arrays:
+def _run(signature: ServedSignature, inputs: Arrays, path: Path) -> Arrays:
     try:
         return signature(inputs)
     except Exception as error:

@@ -90,7 +90,7 @@ def run_worker(
 
 
 def _refuse_gpu() -> None:
-    from multigate.serving.runtime.devices import has_gpu
+    from multigate.runtime.devices import has_gpu
 
     if has_gpu():
         raise ServingError(

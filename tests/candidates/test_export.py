@@ -17,7 +17,7 @@ from multigate.candidates.training import load
 from multigate.configs.errors import ExportError, ModelError
 from multigate.jobs.show import show_recall
 from multigate.model.data.raw import raw_values
-from multigate.serving.runtime.session import Session
+from multigate.runtime.session import Session
 
 ALONE = """
 import json, sys

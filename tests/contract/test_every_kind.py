@@ -198,9 +198,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(
-    scope="module", params=["teacher", pytest.param("ranking", marks=pytest.mark.long)]
-)
+@pytest.fixture(scope="module", params=["teacher", pytest.param("ranking", marks=pytest.mark.long)])
 def everything(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Everything:

@@ -22,9 +22,10 @@ PACKAGES = {
     "features": ("configs",),
     "explanation": ("configs",),
     "pipeline": ("features", "configs"),
-    "model": ("explanation", "configs"),
-    "serving": ("explanation", "features", "configs"),
-    "candidates": ("model", "configs"),
+    "runtime": ("configs",),
+    "model": ("explanation", "runtime", "configs"),
+    "serving": ("explanation", "features", "runtime", "configs"),
+    "candidates": ("model", "runtime", "configs"),
     "jobs": (
         "candidates",
         "model",
@@ -32,6 +33,7 @@ PACKAGES = {
         "pipeline",
         "explanation",
         "features",
+        "runtime",
         "configs",
     ),
     "verbs": (
@@ -42,6 +44,7 @@ PACKAGES = {
         "pipeline",
         "explanation",
         "features",
+        "runtime",
         "configs",
     ),
 }
@@ -56,6 +59,8 @@ configs
 features
 
 explanation
+
+runtime
 
 pipeline.core
 pipeline.shuffle
@@ -92,7 +97,6 @@ model.report
 model
 
 serving.protos
-serving.runtime
 serving.core
 serving.client
 serving.feature_store
@@ -333,7 +337,7 @@ def test_only_candidates_import_keras_2():
 
 def test_serving_never_imports_keras():
     for module, path in modules().items():
-        if module.startswith("serving"):
+        if module.startswith(("serving", "runtime")):
             assert not imported_by(path) & {"keras", "tf_keras"}, path
 
 

@@ -17,6 +17,7 @@ PACKAGES = [
     "configs",
     "features",
     "explanation",
+    "runtime",
     "pipeline",
     "model",
     "serving",

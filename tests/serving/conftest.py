@@ -30,7 +30,7 @@ from multigate.serving.core.options import ServerOptions
 from multigate.serving.feature_store.snapshot_writer import write_snapshot
 from multigate.serving.protos import ranking_pb2_grpc
 from multigate.serving.rpc.server import Server
-from multigate.serving.versions.saved_model import Signature
+from multigate.serving.versions.saved_model import ServedSignature
 
 CONTRACT = {
     "user": "user_id",
@@ -592,7 +592,7 @@ def hold(monkeypatch):
 
     So a call is in flight as long as a test looks at it, however slow the machine is.
     """
-    run, holding = Signature.__call__, {}
+    run, holding = ServedSignature.__call__, {}
 
     def call(signature, inputs, timeout=None):
         held = holding.get(signature.name)
@@ -610,7 +610,7 @@ def hold(monkeypatch):
             del holding[name]
             held.let_go.set()
 
-    monkeypatch.setattr(Signature, "__call__", call)
+    monkeypatch.setattr(ServedSignature, "__call__", call)
     return hold
 
 

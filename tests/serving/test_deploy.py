@@ -212,6 +212,7 @@ def test_the_serving_image_carries_no_training_code():
             "explanation",
             "features",
             "requirements-serving.lock",
+            "runtime",
             "serving",
             "src/multigate/*.py",
             "verbs",

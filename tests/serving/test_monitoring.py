@@ -31,6 +31,8 @@ from multigate.configs.version_folders import VersionFile, write_manifest
 from multigate.jobs.publication import trial as trials
 from multigate.jobs.publication.base_folder import Base
 from multigate.jobs.publication.upload import upload
+from multigate.runtime.child import Child, ChildError
+from multigate.runtime.start import start_runtime
 from multigate.serving.client import RankClient
 from multigate.serving.core.background import SupervisedThread
 from multigate.serving.core.metrics import ServerMetrics
@@ -39,9 +41,7 @@ from multigate.serving.feature_store.snapshot_writer import write_snapshot
 from multigate.serving.observe.exporter import PATH
 from multigate.serving.observe.shadow import ShadowResult
 from multigate.serving.rpc.canary import CanaryResult
-from multigate.serving.runtime.child import Child, ChildError
-from multigate.serving.runtime.start import start_runtime
-from multigate.serving.versions.saved_model import Signature
+from multigate.serving.versions.saved_model import ServedSignature
 from multigate.serving.workers.supervisor import Supervisor
 
 ITEMS = [f"i{n}" for n in range(1, 5)]
@@ -334,7 +334,11 @@ def page(base, pair, stored, run_server, tmp_path_factory, until):
         call(client, 1)
         until(lambda: any(log.rglob("shadow-*.parquet")))
         until(lambda: running.metric(SHADOWED, **small, result="scored") == 1)
-        run, ask, tried = Signature.__call__, Child.ask, running.server.models.trial("small")[1]
+        run, ask, tried = (
+            ServedSignature.__call__,
+            Child.ask,
+            running.server.models.trial("small")[1],
+        )
         broken = tried.saved_model.signatures["rank"]
 
         def fail(signature, inputs, timeout=None):
@@ -346,14 +350,14 @@ def page(base, pair, stored, run_server, tmp_path_factory, until):
             raise ChildError("has ended: planted")
 
         patch.setattr(pause, 3600.0)
-        patch.setattr(Signature, "__call__", fail)
+        patch.setattr(ServedSignature, "__call__", fail)
         patch.setattr(Child, "ask", end)
         call(client, 5)
         # All of them, so that no file of rows appears in the folder that is about to go.
         until(lambda: running.metric(SHADOWED, **small, result="failed") == 5)
         shutil.rmtree(log / "small/shadow")
         (log / "small/shadow").write_text("in the way")
-        patch.setattr(Signature, "__call__", run)
+        patch.setattr(ServedSignature, "__call__", run)
         patch.setattr(Child, "ask", ask)
         until(lambda: call(client, 1) or running.metric(ROWS, model="small", result="dropped"))
         models.write_text("nonsense")

@@ -327,7 +327,7 @@ def test_a_wrong_model_folder_is_told_at_once(verb, message, folders, tmp_path):
         "export": ("--checkpoint", wrong, *examples, "--out", tmp_path / "out"),
         "publish": ("--base", wrong, "--version", 1),
     }[verb]
-    without = (*HEAVY_FOR_SERVE, "multigate.serving.runtime.library")
+    without = (*HEAVY_FOR_SERVE, "multigate.runtime.library")
     status, out, err, cpu = call(*verb.split(), *given, without=without)
     assert (status, out) == (2, "")
     told = wrong / "config.json" if verb == "export" else wrong

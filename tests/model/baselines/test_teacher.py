@@ -224,7 +224,7 @@ def test_a_drawn_negative_without_a_label_learns_nothing(
     np.testing.assert_array_equal(learnt, known | ~np.asarray(rows.table[SAMPLED]))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(0, slow=1)
 @pytest.mark.parametrize("memory", [True, False], ids=["memory", "disk"])
 def test_few_labels_are_learnt_with_the_help_of_rows_without(
     tiny: Any, examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: bool

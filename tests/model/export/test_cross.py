@@ -32,7 +32,7 @@ def make(case: Any, **changes: Any) -> Path:
     return folder
 
 
-@pytest.mark.sweep(0, slow=2)
+@pytest.mark.sweep(0, slow=1)
 @pytest.mark.parametrize(
     "gate",
     [
@@ -74,7 +74,7 @@ def test_numbers_that_cross_layers_cannot_multiply_are_refused(case, tmp_path) -
         model.call("serving_default", raw)
 
 
-@pytest.mark.sweep(0, slow=2)
+@pytest.mark.sweep(0, slow=1)
 @pytest.mark.parametrize(
     ("options", "pooling"),
     [

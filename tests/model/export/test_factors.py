@@ -46,7 +46,7 @@ def test_factors_reach_their_tasks_alone(case: Any) -> None:
     np.testing.assert_allclose(added, expected, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(0, slow=1)
 @pytest.mark.parametrize(
     "options",
     [

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from multigate.model.export.freezing import freeze
-from multigate.serving.runtime.session import Session
+from multigate.runtime.session import Session
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from multigate.model.export.frozen.trained import DenseLayer
 from multigate.model.export.graph import ServingGraph, combine
 from multigate.model.export.parity import check_parity, expected_scores, relative_differences
 from multigate.model.ranker.ranker import Ranker
+from multigate.runtime.signature import load_signatures
 
 GATES: dict[str, dict[str, Any]] = {
     "softmax": {"name": "softmax"},
@@ -202,7 +203,7 @@ def test_every_gate_is_among_them() -> None:
 )
 def test_thousands_of_rows_score_like_the_keras_model(case, exported, gate) -> None:
     model = exported(gate)
-    signatures = tf.saved_model.load(str(model.folder)).signatures
+    signatures = load_signatures(model.folder)
     table = pa.concat_tables(
         pq.read_table(case.examples / split) for split in ("train", "validation", "test")
     )

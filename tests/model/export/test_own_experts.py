@@ -47,7 +47,7 @@ def selected(exported: Exported, table: pa.Table) -> np.ndarray:
     return used.sum(axis=0)
 
 
-@pytest.mark.sweep(1, slow=3)
+@pytest.mark.sweep(1, slow=2)
 @pytest.mark.parametrize(
     "gate", ["topk", "dselect_k", "hash", "topk_static", "softmax", "moesart", "comet"]
 )

@@ -42,7 +42,7 @@ def matmul_rows(exported: Exported, raw: dict[str, Any], scope: str) -> list[tup
     return [shape for name, shape in products(exported, "rank", raw) if scope in name]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(0, slow=1)
 @pytest.mark.parametrize("pooling", ["attention", "sequence"])
 def test_both_signatures_score_like_the_keras_model(case, tmp_path, pooling) -> None:
     checkpoint = case.checkpoint(contract=contract_with(pooling))
@@ -76,7 +76,7 @@ def test_a_sequence_is_read_once_per_user(case, tmp_path) -> None:
         assert all(size % M == 0 and size <= M * 4 * 32 for size in sizes)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(0, slow=1)
 @pytest.mark.parametrize(
     ("pooling", "options", "gate"),
     [

@@ -69,7 +69,7 @@ def test_auto_with_sixteen_experts_evaluates_the_selected_pairs(case, tmp_path) 
     assert sum(rows.values()) <= 6 * model.table.num_rows
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(0, slow=1)
 @pytest.mark.parametrize("kind", FEATURES)
 def test_every_kind_of_feature_is_sparse(case, tmp_path, kind) -> None:
     """What is computed before the mixture changes nothing in it."""

@@ -34,7 +34,7 @@ def model_of(gate: str, shared: str, **more: Any) -> dict[str, Any]:
     return {"experts": experts, "gate": GATES[gate], "shared_gate": shared, **more}
 
 
-@pytest.mark.sweep(2, slow=5)
+@pytest.mark.sweep(1, slow=2)
 @pytest.mark.parametrize("shared", ["all", "group"])
 @pytest.mark.parametrize("gate", GATES)
 def test_the_graph_scores_like_the_keras_model(case, tmp_path, gate, shared) -> None:

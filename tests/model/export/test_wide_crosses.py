@@ -18,7 +18,7 @@ def test_both_signatures_score_like_the_keras_model(case, tmp_path) -> None:
     assert_both_signatures_score_like_keras(model)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(0, slow=1)
 @pytest.mark.parametrize("items", ["features", "precomputed"])
 def test_items_of_the_table_have_them_too(case, with_items, tmp_path, items) -> None:
     """Export compares `rank_items` with the checkpoint, and refuses what differs."""

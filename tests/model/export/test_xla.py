@@ -21,7 +21,7 @@ def test_sizes_that_batches_are_padded_to() -> None:
     np.testing.assert_array_equal(padded, [[1, 1]] * 5 + [[0, 0]] * 11)
 
 
-@pytest.mark.sweep(0, slow=2)
+@pytest.mark.sweep(0, slow=1)
 @pytest.mark.parametrize(
     "gate",
     [

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
+from multigate.runtime.in_flight import CallsInFlight
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.observe import gaps as waited_for
 from multigate.serving.observe.gaps import Gaps
-from multigate.serving.runtime.in_flight import CallsInFlight
 
 
 class Clock:

@@ -16,11 +16,11 @@ import pytest
 from google.protobuf import json_format
 from prometheus_client.parser import text_string_to_metric_families
 
-from multigate.serving.protos import ranking_pb2
-from multigate.serving.protos.tensorflow_messages import (
+from multigate.runtime.tensorflow_messages import (
     get_model_metadata_pb2,
     get_model_status_pb2,
 )
+from multigate.serving.protos import ranking_pb2
 
 
 @pytest.fixture(scope="module")

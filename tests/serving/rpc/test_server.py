@@ -41,8 +41,8 @@ STATUS = health_pb2.HealthCheckResponse
 HOLD = """
 import os, sys, threading
 from multigate.serving.rpc.server import Server
-from multigate.serving.versions.saved_model import Signature
-run, drain_calls = Signature.__call__, Server._drain_calls
+from multigate.serving.versions.saved_model import ServedSignature
+run, drain_calls = ServedSignature.__call__, Server._drain_calls
 told = {"drain": threading.Event(), "run": threading.Event()}
 def listen():
     while said := os.read(0, 100).decode():
@@ -61,7 +61,7 @@ def held_run(self, inputs, timeout=None):
 def held_drain(self, grace, force):
     wait("drain", "drains")
     drain_calls(self, grace, force)
-Signature.__call__, Server._drain_calls = held_run, held_drain
+ServedSignature.__call__, Server._drain_calls = held_run, held_drain
 threading.Thread(target=listen, daemon=True).start()
 """
 HELD = 77  # an hour

@@ -17,6 +17,8 @@ import pytest
 from multigate.configs.version_folders import Trial
 from multigate.jobs.publication import trial as trials
 from multigate.jobs.publication.base_folder import Base
+from multigate.runtime.child import Child
+from multigate.runtime.in_flight import CallsInFlight
 from multigate.serving.client import RankClient
 from multigate.serving.observe import gaps, shadow_scoring
 from multigate.serving.observe import shadow as shadows
@@ -24,9 +26,7 @@ from multigate.serving.observe.gaps import Gaps
 from multigate.serving.observe.shadow_scoring import Question, Scorer
 from multigate.serving.observe.side import side_of
 from multigate.serving.protos import ranking_pb2
-from multigate.serving.runtime.child import Child
-from multigate.serving.runtime.in_flight import CallsInFlight
-from multigate.serving.versions.saved_model import Signature
+from multigate.serving.versions.saved_model import ServedSignature
 
 ITEMS = [f"i{n}" for n in range(1, 7)]
 COLUMNS = {"length": [float(n) for n in range(6)]}
@@ -136,7 +136,7 @@ def test_the_same_calls_are_scored_and_no_answer_changes(
     in_this_process(negated)
     trials.begin(Base(base), 2, 50.0, 100.0)
     users = [f"u{n}" for n in range(20)]
-    run, signatures = Signature.__call__, []
+    run, signatures = ServedSignature.__call__, []
 
     def answer(self, inputs, timeout=None):
         outputs = run(self, inputs, timeout)
@@ -148,7 +148,7 @@ def test_the_same_calls_are_scored_and_no_answer_changes(
     ):
         tried = running.server.models.trial("small")[1].saved_model.signatures["rank"]
         signatures.append(tried)
-        monkeypatch.setattr(Signature, "__call__", answer)
+        monkeypatch.setattr(ServedSignature, "__call__", answer)
         answers = {user: call(client, user, limit=3, request_id=user) for user in users}
         plain = {user: call(client, user, limit=3, version=1) for user in users}
     shown = rows(log, "small/*.parquet")

@@ -22,7 +22,7 @@ from multigate.serving.observe.drift import DriftMonitor
 from multigate.serving.observe.side import side_of
 from multigate.serving.protos import ranking_pb2
 from multigate.serving.versions.manager import VersionManager
-from multigate.serving.versions.saved_model import Signature
+from multigate.serving.versions.saved_model import ServedSignature
 
 ITEMS = [f"i{n}" for n in range(1, 7)]
 COLUMNS = {"length": [float(n) for n in range(6)]}
@@ -51,7 +51,7 @@ def request_of(user):
 
 def planted(monkeypatch, change):
     """Have version 2 answer in another way; `change` gets its signature's own outputs."""
-    run, loaded = Signature.__call__, {}
+    run, loaded = ServedSignature.__call__, {}
 
     def answer(self, inputs, timeout=None):
         outputs = run(self, inputs, timeout)
@@ -61,7 +61,7 @@ def planted(monkeypatch, change):
         version = running.server.models.manager("small")._loaded[2]
         loaded[id(version.saved_model.signatures["rank"])] = True
 
-    monkeypatch.setattr(Signature, "__call__", answer)
+    monkeypatch.setattr(ServedSignature, "__call__", answer)
     return mark
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from multigate.runtime.errors import RunTimeoutError
+from multigate.runtime.threads import RunThreads
 from multigate.serving.core.layout import Input, Layout, rank_layout
 from multigate.serving.core.loop import CALLS
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import Call, OverloadedError, TooLateError
-from multigate.serving.runtime.errors import RunTimeoutError
-from multigate.serving.runtime.threads import RunThreads
 from multigate.serving.versions import batching
 from multigate.serving.versions.batching import (
     ENOUGH,

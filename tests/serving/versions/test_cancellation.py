@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from multigate.runtime.errors import RunTimeoutError
 from multigate.serving.core.layout import Input, Layout
 from multigate.serving.core.loop import CALLS, Threads
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import Call, RequestError
-from multigate.serving.runtime.errors import RunTimeoutError
 from multigate.serving.versions.batching import Batcher
 from multigate.serving.versions.run_slots import RunSlots
 

@@ -19,12 +19,12 @@ from tensorflow_serving.apis import get_model_status_pb2, prediction_log_pb2
 
 from multigate.configs.contract import FrozenContract
 from multigate.configs.errors import ServingError
+from multigate.runtime import memory
 from multigate.serving.client.rank_client import RankClient
 from multigate.serving.core import background
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.rpc.server import BACKGROUND, Server
-from multigate.serving.runtime import memory
 from multigate.serving.versions import folders, saved_model, warmup
 from multigate.serving.versions import manager as manager_module
 from multigate.serving.versions.folders import missing_files, scan, stamp

@@ -8,9 +8,9 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from multigate.runtime.start import start_runtime
 from multigate.serving.client.rank_client import RankClient
 from multigate.serving.core.options import ServerOptions
-from multigate.serving.runtime.start import start_runtime
 from multigate.serving.workers.supervisor import Supervisor
 from multigate.verbs.command import main
 

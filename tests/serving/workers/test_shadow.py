@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from multigate.jobs.publication import trial as trials
 from multigate.jobs.publication.base_folder import Base
+from multigate.runtime.start import start_runtime
 from multigate.serving.client import RankClient
 from multigate.serving.core.options import ServerOptions
-from multigate.serving.runtime.start import start_runtime
 from multigate.serving.workers.supervisor import Supervisor
 
 

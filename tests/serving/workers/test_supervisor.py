@@ -31,13 +31,13 @@ from tensorflow_serving.apis import (
 )
 
 from multigate.configs.errors import ServingError
+from multigate.runtime.start import start_runtime
 from multigate.serving.client.rank_client import CallError, RankClient
 from multigate.serving.core import background
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.observe import exporter
 from multigate.serving.rpc.model_status import combine_states
 from multigate.serving.rpc.server import BACKGROUND
-from multigate.serving.runtime.start import start_runtime
 from multigate.serving.versions.folders import WARMUP
 from multigate.serving.versions.manager import VersionRecord
 from multigate.serving.workers import supervisor

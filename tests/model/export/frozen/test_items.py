@@ -21,6 +21,7 @@ from multigate.model.export.export import export
 from multigate.model.export.frozen.item_table import ItemTable
 from multigate.model.export.graph import ServingGraph
 from multigate.model.export.parity import check_parity
+from multigate.runtime.signature import load_signatures
 
 PRICES = {item: None if item % 5 == 0 else 3.0 * (item - 99) for item in range(100, 128)}
 PRICES[5000] = 12.5  # known to the snapshot alone; 128 and 129 to the vocabulary alone
@@ -58,7 +59,7 @@ def requests(contract, ids: list[int]) -> tuple[dict, dict]:
     return alone, users | raw_values(contract, items, ["item_id", "price"])
 
 
-@pytest.mark.sweep(0, slow=2)
+@pytest.mark.sweep(0, slow=1)
 @pytest.mark.parametrize(
     ("mode", "gate"), [("precomputed", "topk"), ("features", "topk"), ("precomputed", "hash")]
 )
@@ -135,7 +136,7 @@ def test_matches_are_those_of_the_tables_features(case, examples, tmp_path) -> N
     items = ItemTable(encoder, folder)
     ranker = checkpoints.make_ranker(config.contract, config.model, encoder, 0)
     ServingGraph(ranker, encoder, items=items).save(tmp_path / "m")
-    signatures = tf.saved_model.load(str(tmp_path / "m")).signatures
+    signatures = load_signatures(tmp_path / "m")
     assert check_parity(signatures, ranker, encoder, table, 1e-5, items=items)["rows"] == 120
 
 
@@ -146,7 +147,7 @@ def test_parity_where_no_test_row_has_a_known_item(case, examples, tmp_path) -> 
     items = ItemTable(loaded.encoder, examples)
     items.complete[:] = False
     ServingGraph(loaded.ranker, loaded.encoder, items=items).save(tmp_path / "m")
-    signatures = tf.saved_model.load(str(tmp_path / "m")).signatures
+    signatures = load_signatures(tmp_path / "m")
     table = pq.read_table(case.examples / "test").slice(0, 40)
     found = check_parity(signatures, loaded.ranker, loaded.encoder, table, 1e-5, items=items)
     assert found["rows"] == 80

@@ -58,7 +58,7 @@ def test_small_weights_make_small_files_of_the_same_scores(
     assert sizes["int8"] < 0.29 * sizes["float32"]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(0, slow=1)
 @pytest.mark.parametrize("dispatch", ["fused", "selected"])
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
 def test_small_weights_in_every_mode_and_with_precomputed_items(

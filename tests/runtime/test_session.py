@@ -13,15 +13,15 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multigate.serving.runtime import session as session_module
-from multigate.serving.runtime.errors import (
+from multigate.runtime import session as session_module
+from multigate.runtime.errors import (
     ModelRuntimeError,
     OutOfMemoryError,
     RefusedInputError,
     RunTimeoutError,
 )
-from multigate.serving.runtime.session import Session, session_config
-from multigate.serving.runtime.tensors import MAX_BYTES
+from multigate.runtime.session import Session, session_config
+from multigate.runtime.tensors import MAX_BYTES
 
 DTYPES = ["float32", "float64", "int32", "int64", "uint8", "bool", "float16", "complex64"]
 
@@ -314,10 +314,10 @@ def test_a_session_closes_after_its_runs(folder):
 THREADS = """
 import os, sys
 from pathlib import Path
-from multigate.serving.runtime.start import start_runtime
+from multigate.runtime.start import start_runtime
 
 start_runtime()  # looks for devices with a session that asks for no number of threads
-from multigate.serving.runtime.session import Session
+from multigate.runtime.session import Session
 
 for threads in (1, 3, 1):
     before = len(os.listdir("/proc/self/task"))
@@ -358,7 +358,7 @@ def test_neither_runtime_nor_server_execute_tensorflow():
     code = (
         "import sys, multigate.serving.rpc.server, multigate.serving.workers.supervisor\n"
         "import multigate.serving.workers.worker\n"
-        "from multigate.serving.runtime.devices import has_gpu\n"
+        "from multigate.runtime.devices import has_gpu\n"
         "has_gpu()\n"
         "executed = {'tensorflow', 'tensorflow.python'} & set(sys.modules)\n"
         "assert not executed, executed\n"

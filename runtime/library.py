@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from multigate.serving.runtime.errors import ModelRuntimeError, error_of
+from multigate.runtime.errors import ModelRuntimeError, error_of
 
 _NAMES = ("libtensorflow_cc.so.2", "libtensorflow_cc.2.dylib")
 

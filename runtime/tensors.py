@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from multigate.serving.runtime import strings
-from multigate.serving.runtime.dtypes import NUMPY, STRING, TensorSpec, describe, number_of
-from multigate.serving.runtime.errors import (
+from multigate.runtime import strings
+from multigate.runtime.dtypes import NUMPY, STRING, TensorSpec, describe, number_of
+from multigate.runtime.errors import (
     ModelRuntimeError,
     OutOfMemoryError,
     RefusedInputError,
 )
-from multigate.serving.runtime.library import Library
+from multigate.runtime.library import Library
 
 MAX_BYTES = 1 << 32
 """Of one tensor.  TensorFlow ends the process if it cannot allocate what a tensor asks for."""

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from multigate.serving.runtime.library import library
+from multigate.runtime.library import library
 
 
 @cache

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from multigate.serving.runtime.memory import keep_freed
+from multigate.runtime.memory import keep_freed
 
 
 def start_runtime() -> None:
@@ -20,7 +20,7 @@ def start_runtime() -> None:
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     keep_freed()
     with _no_notices():
-        from multigate.serving.runtime.devices import has_gpu
+        from multigate.runtime.devices import has_gpu
 
         has_gpu()
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from multigate.serving.runtime import memory
+from multigate.runtime import memory
 
 needs_mallinfo2 = pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33"
@@ -57,8 +57,8 @@ _RUNS_AND_LEAVES = """
 import sys
 from pathlib import Path
 import numpy as np
-from multigate.serving.runtime import memory
-from multigate.serving.runtime.session import Session
+from multigate.runtime import memory
+from multigate.runtime.session import Session
 
 def resident():  # KiB of files, and of what no file has
     text = Path("/proc/self/status").read_text()
@@ -86,7 +86,7 @@ def test_code_that_ran_once_is_left_and_runs_go_on(tmp_path):
 _FREES_LARGE_PIECES = """
 import ctypes, threading
 from pathlib import Path
-from multigate.serving.runtime import memory
+from multigate.runtime import memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -125,8 +125,8 @@ _IN_USE = """
 import ctypes, gc, sys
 from pathlib import Path
 import numpy as np
-from multigate.serving.runtime.errors import RefusedInputError
-from multigate.serving.runtime.session import Session
+from multigate.runtime.errors import RefusedInputError
+from multigate.runtime.session import Session
 
 class Heap(ctypes.Structure):  # glibc's mallinfo2
     _fields_ = [(f"field{n}", ctypes.c_size_t) for n in range(10)]

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from multigate.serving.runtime import cores as measured
-from multigate.serving.runtime.cores import cores
+from multigate.runtime import cores as measured
+from multigate.runtime.cores import cores
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from multigate.serving.runtime.child import Child, ChildError
+from multigate.runtime.child import Child, ChildError
 
 WORK = """
 import os, time
@@ -100,7 +100,7 @@ def test_it_ends_with_a_process_that_is_killed(work, tmp_path, until):
     done = tmp_path / "done"
     program = (
         "import sys\n"
-        "from multigate.serving.runtime.child import Child\n"
+        "from multigate.runtime.child import Child\n"
         f"child = Child({work!r}, 'idle', 240.0, {str(done)!r})\n"
         "print(child.ask(1)[0], flush=True)\n"
         "sys.stdin.read()\n"

@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 
-from multigate.serving.runtime.threads import RunThreads
+from multigate.runtime.threads import RunThreads
 
 
 def test_work_goes_to_the_thread_that_was_busy_last():

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from multigate.serving.runtime.in_flight import CallsInFlight
+from multigate.runtime.in_flight import CallsInFlight
 
 READER = """
 import sys
-from multigate.serving.runtime.in_flight import CallsInFlight
+from multigate.runtime.in_flight import CallsInFlight
 
 calls = CallsInFlight(int(sys.argv[1]))
 for _ in sys.stdin:

@@ -3,6 +3,7 @@
 import ctypes
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from multigate.serving.protos.tensorflow_messages import config_pb2, meta_graph_pb2
-from multigate.serving.runtime.devices import has_gpu
-from multigate.serving.runtime.dtypes import TensorSpec
-from multigate.serving.runtime.errors import ModelRuntimeError
-from multigate.serving.runtime.library import Buffer, Library, Output, library
-from multigate.serving.runtime.tensors import Inputs, Outputs, Shapes, shapes_of
-from multigate.serving.runtime.wire import fields_only
+from multigate.runtime.devices import has_gpu
+from multigate.runtime.dtypes import TensorSpec
+from multigate.runtime.errors import ModelRuntimeError
+from multigate.runtime.library import Buffer, Library, Output, library
+from multigate.runtime.tensorflow_messages import config_pb2, meta_graph_pb2
+from multigate.runtime.tensors import Inputs, Outputs, Shapes, shapes_of
+from multigate.runtime.wire import fields_only
 
 _SIGNATURES, _SAVER = 5, 3
 """Fields of MetaGraphDef.  Its graph, most of its bytes, is not parsed."""
@@ -74,13 +75,14 @@ class Session:
         self._library = library()
         self._changed = threading.Condition()
         self._runs = 0
-        self._closed = False
+        self._closed = True
         self._graph = self._library.TF_NewGraph()
         try:
             self._session, saved = _load(self._library, self._graph, folder, parallelism)
         except BaseException:
             self._library.TF_DeleteGraph(self._graph)
             raise
+        self._closed = False
         try:
             meta_graph = meta_graph_pb2.MetaGraphDef.FromString(saved)
             self.definitions: dict[str, Any] = dict(meta_graph.signature_def)
@@ -92,6 +94,11 @@ class Session:
         except BaseException:
             self.close()
             raise
+
+    def __del__(self) -> None:
+        """Free the graph of a session that nobody has closed; at exit the process does."""
+        if not sys.is_finalizing():
+            self.close()
 
     def runner(self, definition: Any) -> GraphRun:
         """A function that runs a signature.
@@ -193,7 +200,7 @@ class _Runner:
             One array for each output, in the order of their names.
 
         Raises:
-            ModelRuntimeError: see `serving.runtime.errors`.
+            ModelRuntimeError: see `runtime.errors`.
         """
         session = self._session.begin()
         try:

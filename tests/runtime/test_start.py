@@ -8,7 +8,7 @@ import pytest
 
 PIECES = """
 import ctypes, resource
-from multigate.serving.runtime import memory
+from multigate.runtime import memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -51,7 +51,7 @@ def test_runs_use_the_memory_that_the_run_before_freed():
 @pytest.mark.parametrize(("given", "expected"), [({}, "0"), ({"TF_ENABLE_ONEDNN_OPTS": "1"}, "1")])
 def test_onednn_is_off_unless_the_environment_says_otherwise(given, expected):
     code = (
-        "import os; from multigate.serving.runtime.start import start_runtime; start_runtime();"
+        "import os; from multigate.runtime.start import start_runtime; start_runtime();"
         "print(os.environ['TF_ENABLE_ONEDNN_OPTS'])"
     )
     assert output_of(code, **given) == expected
