@@ -71,11 +71,11 @@ class Session:
         Raises:
             ModelRuntimeError: the folder has no SavedModel, or it is damaged.
         """
+        self._closed = True  # until it is loaded
         self.ends_runs = parallelism[1] >= 0
         self._library = library()
         self._changed = threading.Condition()
         self._runs = 0
-        self._closed = True
         self._graph = self._library.TF_NewGraph()
         try:
             self._session, saved = _load(self._library, self._graph, folder, parallelism)
@@ -97,7 +97,7 @@ class Session:
 
     def __del__(self) -> None:
         """Free the graph of a session that nobody has closed; at exit the process does."""
-        if not sys.is_finalizing():
+        if not self._closed and not sys.is_finalizing():
             self.close()
 
     def runner(self, definition: Any) -> GraphRun:
