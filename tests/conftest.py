@@ -39,6 +39,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
+# As in the Makefile: what TensorFlow says of a version that it loads is not what a verb says.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
 # Tests on JAX are processes of their own, which spend their time compiling what runs once.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 

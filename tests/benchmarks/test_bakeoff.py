@@ -122,14 +122,8 @@ def test_finished_rows_are_not_trained_again(made: Any) -> None:
     assert scores.stat().st_mtime_ns == written
 
 
-@slow
-@pytest.mark.parametrize(
-    "change",
-    [
-        "train.learning_rate=0.2",
-        pytest.param("contract.tasks.click.weight=9", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long  # the default tests read lines of other tables
+@pytest.mark.parametrize("change", ["train.learning_rate=0.2", "contract.tasks.click.weight=9"])
 def test_rows_of_another_configuration_do_not_count(
     bakeoff: Any, made: Any, folder: Path, tmp_path: Path, change: str
 ) -> None:
