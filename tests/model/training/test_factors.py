@@ -206,7 +206,7 @@ def test_a_file_with_factors_of_other_ids_is_refused(trained: Any, tmp_path: Pat
         checkpoint.load(broken)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # test_export exports what JAX trains
 def test_jax_finds_factors_that_tensorflow_serves(
     tiny: Any, examples: Path, tmp_path: Path
 ) -> None:

@@ -68,7 +68,7 @@ def trained(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np
     return dict(np.load(folder / "found.npz"))
 
 
-@pytest.mark.slow
+@pytest.mark.long  # tables of a few rows are among the slow tests
 def test_rows_of_every_batch_move_as_under_dense_adam(trained: dict[str, np.ndarray]) -> None:
     names = [name for name in trained if name.startswith("rows/")]
     assert names
@@ -82,7 +82,7 @@ def test_rows_of_every_batch_move_as_under_dense_adam(trained: dict[str, np.ndar
         np.testing.assert_allclose(halved, dense, atol=0.02, err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # tables of a few rows are among the slow tests
 def test_rows_that_are_not_in_the_batch_stay(trained: dict[str, np.ndarray]) -> None:
     name = "embeddings/user_id"
     moved = np.flatnonzero((trained[f"few/weights/{name}"] != trained[f"before/{name}"]).any(1))
