@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -111,6 +112,21 @@ def full_disk() -> Any:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     return limit
+
+
+@pytest.fixture(scope="session")
+def until() -> Any:
+    """Wait for a condition, up to three minutes: a busy machine starts a worker in one."""
+
+    def wait(condition: Any, what: str = "the condition") -> None:
+        pause = threading.Event()
+        for _ in range(3600):
+            if condition():
+                return
+            pause.wait(0.05)
+        raise AssertionError(f"{what} did not come about")
+
+    return wait
 
 
 @pytest.fixture(scope="session")

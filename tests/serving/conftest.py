@@ -564,21 +564,6 @@ def running(tmp_path_factory, publish, run_server):
         yield running
 
 
-@pytest.fixture(scope="session")
-def until():
-    """Wait for a condition, up to three minutes: a busy machine starts a worker in one."""
-
-    def wait(condition, what="the condition"):
-        pause = threading.Event()
-        for _ in range(3600):
-            if condition():
-                return
-            pause.wait(0.05)
-        raise AssertionError(f"{what} did not come about")
-
-    return wait
-
-
 class Held:
     """Runs of a signature: whether one has begun, and what lets them all go on."""
 
