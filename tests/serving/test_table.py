@@ -131,7 +131,7 @@ TRIED = {
     "deadlines of all calls of a run passed during the run": [
         f"{CASES}a_deadline_that_passes_during_the_run_leaves_the_run",
         f"{BATCHING}a_run_that_tensorflow_ended_leaves_the_next_ones_right",
-        "runtime/test_session.py::test_a_run_ends_at_its_deadline",
+        "../runtime/test_session.py::test_a_run_ends_at_its_deadline",
     ],
     "no valid bearer token, if tokens are configured": [
         f"{SECURITY}every_call_but_health_shows_a_token"
