@@ -164,7 +164,7 @@ def compose(go_module, go_build, tmp_path_factory):
     return read
 
 
-@pytest.mark.slow
+@pytest.mark.long  # the default tests read it as YAML
 @pytest.mark.timeout(1800)  # Compose has to be built
 def test_docker_reads_the_compose_file(compose):
     text = (ROOT / "deploy" / "compose.yaml").read_text()

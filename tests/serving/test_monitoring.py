@@ -570,7 +570,7 @@ def kept_of(ours, kept, place="dashboard"):
     return [] if ours == kept or (ours == [] and kept is None) else [place]
 
 
-@pytest.mark.slow
+@pytest.mark.long  # the default tests read it as JSON
 @pytest.mark.timeout(1800)  # Grafana's types have to be built
 def test_grafanas_types_hold_the_dashboard(go_module, go_build):
     """Nothing is unknown to them, lacking, of another type, out of range, or dropped."""
