@@ -12,8 +12,6 @@ from multigate.runtime.dtypes import TensorSpec
 if TYPE_CHECKING:
     from multigate.runtime.session import Session
 
-Arrays = dict[str, np.ndarray]
-
 
 class Signature:
     """A signature of a session.
@@ -37,7 +35,9 @@ class Signature:
         self.outputs = {k: TensorSpec.of(info) for k, info in sorted(definition.outputs.items())}
         self._run = session.runner(definition)
 
-    def __call__(self, inputs: Arrays, timeout: float | None = None) -> Arrays:
+    def __call__(
+        self, inputs: dict[str, np.ndarray], timeout: float | None = None
+    ) -> dict[str, np.ndarray]:
         """Run the graph; releases the GIL meanwhile.
 
         Args:
