@@ -14,6 +14,7 @@ import fashion_routers
 import inference_modes
 import multi_mnist
 import raw_targets
+import summary
 import tasks_in_groups
 import toy_skip
 import trimmed_lasso
@@ -46,6 +47,7 @@ def write() -> dict[str, int]:
         rows = Rows(study.__name__, study.KEY).read()
         study.write_table(rows)
         counts[study.__name__] = len(rows)
+    summary.write_table()
     return counts
 
 

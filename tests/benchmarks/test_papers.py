@@ -122,6 +122,33 @@ def test_the_pages_tables_are_what_the_rows_say(
     assert page.read_text() == (ROOT / "docs/results/papers.md").read_text()
 
 
+def test_the_first_table_compares_seed_by_seed(study: Any) -> None:
+    summary = study("summary")
+
+    def line(losses: dict[str, dict[int, float]]) -> list[str]:
+        made = summary.Comparison("data", "MSE", 1, losses, "theirs", "no")
+        return [part.strip() for part in made.line().strip("|").split("|")]
+
+    # Every seed has a loss of its own, far larger than what the gates differ by.
+    near = {0: 1.0, 1: 51.0, 2: 101.0}
+    found = line({"far": {0: 2.0, 1: 52.1, 2: 102.2}, "near": near, "only": {7: 900.0}})
+    assert found[:2] == ["data", "near 51.0 ± 28.9 (MSE)"]
+    assert found[2:4] == ["**far +1.1 ± 0.1**", "3"]  # no seed of `only` is one of `near`
+    (_, _, others, *_) = line({"near": near, "once": {0: 900.0}})
+    assert others == "once +899.0"  # one seed is no proof
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_beyond_chance_is_students_test(study: Any, seeds: int) -> None:
+    from scipy.stats import ttest_1samp
+
+    rng = np.random.default_rng(seeds)
+    drawn = [list(rng.normal(shift, 1, seeds)) for shift in (0, 1, 3, 10) for _ in range(20)]
+    found = [study("summary").is_beyond_chance(values) for values in drawn]
+    assert found == [ttest_1samp(values, 0).pvalue < 0.05 for values in drawn]
+    assert 0 < sum(found) < len(found)
+
+
 def test_the_best_trial_is_among_those_that_met_k(study: Any) -> None:
     tuned = study("tuned")
 
