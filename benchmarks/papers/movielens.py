@@ -14,7 +14,9 @@ docs/results/papers.md are made.  Models are the gates of `two_tasks.GATES`, `sh
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import two_tasks
+from rows import Row, cell, replace_table
 from settings import without_additions
 
 from multigate.configs import load
@@ -40,6 +42,61 @@ PUBLISHED = {
     ("comet", 0.1): (74.19, 87.67, 0.7756),
     ("moesart", 0.1): (73.60, 87.33, 0.7684),
 }
+
+DSELECT_PAPER = {
+    ("dselect_k", 0.9): (36.79, 0.02, 1.1),
+    ("shared_bottom", 0.9): (36.87, 0.01, None),
+    ("gumbel_softmax", 0.9): (36.88, 0.04, 3.6),
+    ("dselect_k_static", 0.9): (36.90, 0.02, 1.3),
+    ("topk_static", 0.9): (36.93, 0.06, 2.0),
+    ("topk", 0.9): (37.41, 0.03, 2.0),
+    ("softmax", 0.9): (38.47, 0.10, 8.0),
+    ("dselect_k", 0.1): (40.06, 0.06, 1.5),
+    ("topk_static", 0.1): (40.12, 0.04, 2.0),
+    ("dselect_k_static", 0.1): (40.15, 0.05, 2.7),
+    ("topk", 0.1): (40.27, 0.08, 2.0),
+    ("shared_bottom", 0.1): (40.37, 0.02, None),
+    ("softmax", 0.1): (40.90, 0.01, 8.0),
+    ("gumbel_softmax", 0.1): (41.71, 0.03, 2.7),
+}
+"""DSelect-k, table 1: test loss x 100 by model and weight of the first task, its standard error
+over 100 repetitions, and the experts that a task uses of 8."""
+
+
+def in_dselects_unit(row: Row) -> float:
+    """A row's test loss with half the rating's error, as DSelect-k's paper seems to count it.
+
+    Its rating losses (table C.5: 0.388 to 0.417) are half of MOESART's (0.743 to 0.848) on the same
+    data: a mean over all rows, of which the negatives have no rating, or half the squared error.
+    """
+    weight: float = row["weight"]
+    return float(weight * row["log_loss"] + (1 - weight) * row["mse"] / 2)
+
+
+def write_dselects(rows: list[Row]) -> None:
+    """Our tuned rows beside table 1 of DSelect-k, in its unit, into docs/results/papers.md."""
+    lines = [
+        "| weight | model | test loss x 100, rating's error halved | experts a task | seeds "
+        "| paper: loss | paper: experts a task of 8 |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for weight in two_tasks.WEIGHTS:
+        ours: dict[str, list[Row]] = {}
+        for row in rows:
+            if (row["weight"], row["setting"]) == (weight, "tuned"):
+                ours.setdefault(row["model"], []).append(row)
+        theirs = [model for model, w in DSELECT_PAPER if w == weight and model not in ours]
+        losses = {model: [100 * in_dselects_unit(row) for row in ours[model]] for model in ours}
+        for model in sorted(ours, key=lambda m: sum(losses[m]) / len(losses[m])) + theirs:
+            found = ours.get(model, [])
+            used = [np.mean(list(row["experts"].values())) for row in found]
+            loss, error, experts = DSELECT_PAPER.get((model, weight), (None, None, None))
+            lines.append(
+                f"| {weight:g} | {model} | {cell(losses[model], 2) if found else ''} "
+                f"| {f'{np.mean(used):.1f}' if found else ''} | {len(found) or ''} "
+                f"| {f'{loss:.2f} ± {error:.2f}' if loss else ''} | {experts or ''} |"
+            )
+    replace_table("movielens dselect_k", lines)
 
 
 def make_examples(data: Path, work: Path) -> Path:

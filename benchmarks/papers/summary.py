@@ -1,17 +1,18 @@
 """Which gate has the lowest loss where, and how far behind the others are: papers.md's first table.
 
-Runs of two gates with the same seed (of tasks in groups: problem) share their data, so that they
-are compared pair by pair.
+Runs of two models with the same seed share their batches (of tasks in groups: the problem), so that
+they are compared pair by pair.  A data set of which no model has two seeds is left out.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import fashion_routers
 import movielens
 import multi_mnist
 import tasks_in_groups
 import tuned
+import two_tasks
 from rows import Row, Rows, cell, mean_and_error, replace_table
 from scipy.stats import t
 
@@ -21,54 +22,113 @@ NAMES = {
     "dselect_k": "DSelect-k",
     "comet": "COMET",
     "moesart": "MOESART",
+    "vmoe": "V-MoE",
+    "switch": "Switch",
+    "xmoe": "X-MoE",
+    "expert_choice": "expert choice",
+    "hash": "hash",
     "shared_bottom": "shared bottom",
+    "single_task": "single task",
 }
-PROBLEMS = (16, 128)
-"""Numbers of tasks in groups: the fewest and the most of the paper."""
-PAPERS = ("DSelect-k", "Top-k")
-"""Gates of tasks in groups that are trained as in the paper, in its order."""
+PROBLEMS = (32, 64, 128)
+"""Numbers of tasks in groups.  With 16 there are four experts, and each task has them all."""
+ANOTHER = "†"
+"""Marks a difference of models that were trained on different machines."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Gates that learnt the same data.
+    """Models that learnt the same data.
 
     Args:
         data: what it was, as the page says it.
         unit: of the losses, as the page says it.
         digits: of a loss, behind the point.
-        losses: test loss by gate and seed.
-        published: the paper's order, lowest loss first, as the page says it.
-        verdict: whether ours is the same, and if not why: a sentence with a link.
+        runs: rows with `loss`, in that unit, by model and seed.
+        published: the paper's losses, by model; None where it only says the order.
+        why: what is said where the paper's first is not ours.
     """
 
     data: str
     unit: str
     digits: int
-    losses: Mapping[str, Mapping[int, float]]
-    published: str
-    verdict: str
+    runs: Mapping[str, Mapping[int, Row]]
+    published: Mapping[str, float | None]
+    why: str = ""
+    means: dict[str, float] = field(init=False, default_factory=dict)
+    """By model, lowest first; models with fewer seeds than others come last."""
+
+    def __post_init__(self) -> None:
+        most = max(map(len, self.runs.values()))
+        order = {
+            model: (len(by_seed) < most, mean_and_error([r["loss"] for r in by_seed.values()])[0])
+            for model, by_seed in self.runs.items()
+        }
+        self.means.update({m: order[m][1] for m in sorted(order, key=lambda m: order[m])})
+
+    @property
+    def first(self) -> str:
+        """The model with the lowest mean loss."""
+        return next(iter(self.means))
+
+    @property
+    def seeds(self) -> int:
+        """How many the first one has."""
+        return len(self.runs[self.first])
 
     def line(self) -> str:
-        """The table's line; with no pair of seeds in common a gate is left out."""
-        means = {gate: mean_and_error(list(by.values()))[0] for gate, by in self.losses.items()}
-        first, *others = sorted(means, key=lambda gate: means[gate])
-        behind = []
-        for gate in others:
-            less = differences(self.losses[gate], self.losses[first])
-            if less:
-                text = f"{gate} {cell(less, self.digits, '+')}"
-                behind.append(f"**{text}**" if is_beyond_chance(less) else text)
-        values = list(self.losses[first].values())
+        """The table's line; a model that has no seed of the first one's is left out."""
+        values = [row["loss"] for row in self.runs[self.first].values()]
+        others = [self.other(model) for model in self.means if model != self.first]
+        theirs = [
+            model if loss is None else f"{model} {loss:g}"
+            for model, loss in self.in_order().items()
+        ]
         return (
-            f"| {self.data} | {first} {cell(values, self.digits)} ({self.unit}) "
-            f"| {', '.join(behind)} | {len(values)} | {self.published} | {self.verdict} |"
+            f"| {self.data} | {self.first} {cell(values, self.digits)} ({self.unit}) "
+            f"| {', '.join(filter(None, others))} | {self.seeds} | {', '.join(theirs)} "
+            f"| {self.as_there()} |"
         )
 
+    def other(self, model: str) -> str:
+        """A model's loss less the first one's, marked by what it proves."""
+        less = self.differences(model)
+        if not less:
+            return ""
+        text = f"{model} {cell(less, self.digits, '+')}"
+        if len(less) < self.seeds:
+            text += f" ({len(less)} of {self.seeds} seeds)"
+        if self.is_of_other_machine(model):
+            return f"{text} {ANOTHER}"
+        return f"**{text}**" if is_beyond_chance(less) else text
 
-def differences(losses: Mapping[int, float], base: Mapping[int, float]) -> list[float]:
-    """The losses less those of `base`, for each seed of both."""
-    return [losses[seed] - base[seed] for seed in sorted(losses.keys() & base.keys())]
+    def differences(self, model: str) -> list[float]:
+        """The losses less those of the first one, for each seed of both."""
+        return [one["loss"] - first["loss"] for one, first in self.pairs(model)]
+
+    def is_of_other_machine(self, model: str) -> bool:
+        """Whether a pair of runs was trained on different backends or kinds of device."""
+        return any(
+            one.get("trained_on") != first.get("trained_on") for one, first in self.pairs(model)
+        )
+
+    def pairs(self, model: str) -> list[tuple[Row, Row]]:
+        """The rows of a model and of the first one, for each seed of both."""
+        runs, firsts = self.runs[model], self.runs[self.first]
+        return [(runs[seed], firsts[seed]) for seed in sorted(runs.keys() & firsts.keys())]
+
+    def in_order(self) -> dict[str, float | None]:
+        """The paper's losses of the models that were run here, lowest first."""
+        shown = {m: loss for m, loss in self.published.items() if m in self.means}
+        return dict(sorted(shown.items(), key=lambda item: item[1] or 0.0))
+
+    def as_there(self) -> str:
+        """Whether the paper's first, of the models that were run here, is the first here."""
+        theirs = next(iter(self.in_order()))
+        if theirs == self.first:
+            return "yes"
+        beyond = is_beyond_chance(self.differences(theirs))
+        return f"{'no' if beyond else 'no, within chance'}{self.why}"
 
 
 def is_beyond_chance(values: list[float]) -> bool:
@@ -77,80 +137,91 @@ def is_beyond_chance(values: list[float]) -> bool:
     return error is not None and abs(mean) > float(t.ppf(0.975, len(values) - 1)) * error
 
 
-def of_movielens(weight: float, verdict: str) -> Comparison:
-    """Tuned gates on MovieLens, at one setting of the tasks' weights."""
-    rows = [r for r in tuned.TABLES["final"].read() if r["weight"] == weight]
-    rows = [row for row in rows if row["setting"] == "tuned"]
-    published = {g: loss for (g, w), (loss, *_) in movielens.PUBLISHED.items() if w == weight}
-    data = f"[MovieLens 1M](#movielens-1m-two-tasks), {weight:g} and {round(1 - weight, 1):g}"
-    losses = {
-        name: {row["seed"]: 100 * row["loss"] for row in rows if row["model"] == gate}
-        for gate, name in NAMES.items()
+def of_movielens(weight: float) -> Comparison:
+    """Tuned models on MovieLens, at one setting of the tasks' weights, beside MOESART's paper."""
+    published = {NAMES[g]: v[0] for (g, w), v in movielens.PUBLISHED.items() if w == weight}
+    runs = tuned_runs(weight, lambda row: 100 * row["loss"])
+    data = f"[MovieLens 1M](#movielens-1m-two-tasks), {shares(weight)}"
+    return Comparison(data, "x 100", 2, runs, published, " ([why](#equal-tuning))")
+
+
+def of_dselects_movielens(weight: float) -> Comparison:
+    """The same models in the unit of DSelect-k's paper, beside it."""
+    published = {
+        NAMES[g]: v[0] for (g, w), v in movielens.DSELECT_PAPER.items() if w == weight if g in NAMES
     }
-    return Comparison(data, "x 100", 2, present(losses), order(published, losses), verdict)
+    runs = tuned_runs(weight, lambda row: 100 * movielens.in_dselects_unit(row))
+    data = f"the same, [rating's error halved](#beside-the-paper-on-dselect-k), {shares(weight)}"
+    return Comparison(data, "x 100", 2, runs, published)
 
 
-def of_images(name: str, title: str, verdict: str) -> Comparison:
+def tuned_runs(weight: float, loss: Callable[[Row], float]) -> dict[str, dict[int, Row]]:
+    """Rows of tuned models on MovieLens by model and seed, with this loss of theirs."""
+    runs: dict[str, dict[int, Row]] = {}
+    for row in two_tasks.with_single_task(tuned.TABLES["final"].read()):
+        if (row["weight"], row["setting"]) == (weight, "tuned"):
+            runs.setdefault(NAMES[row["model"]], {})[row["seed"]] = row | {"loss": loss(row)}
+    return runs
+
+
+def shares(weight: float) -> str:
+    """The tasks' weights, as the page says them."""
+    return f"watching {weight:g}, rating {round(1 - weight, 1):g}"
+
+
+def of_images(name: str, data: str) -> Comparison:
     """Multi-MNIST or Multi-Fashion, with the most training rows that were run."""
     rows = [r for r in Rows("multi_mnist", multi_mnist.KEY).read() if r["set"] == name]
     most = max(row["rows"] for row in rows)
-    losses = {
-        label: {r["seed"]: 100 * r["loss"] for r in rows if (r["model"], r["rows"]) == (gate, most)}
-        for gate, label in NAMES.items()
-    }
-    published = {g: loss for (s, g), (loss, *_) in multi_mnist.PUBLISHED.items() if s == name}
-    return Comparison(title, "x 100", 2, present(losses), order(published, losses), verdict)
+    runs: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        if row["rows"] == most and row["model"] in NAMES:
+            found = row | {"loss": 100 * row["loss"]}
+            runs.setdefault(NAMES[row["model"]], {})[row["seed"]] = found
+    published = {NAMES[g]: v[0] for (s, g), v in multi_mnist.PUBLISHED.items() if s == name}
+    return Comparison(data, "x 100", 2, runs, published)
 
 
-def of_routers(verdict: str) -> Comparison:
-    """One task on Fashion-MNIST, each router inferring in its own way."""
+def of_routers() -> Comparison:
+    """One task on Fashion-MNIST; as in the paper, the lowest loss on held-out images."""
     rows = Rows("fashion_routers", fashion_routers.KEY).read()
-    rows = [r for r in rows if r["k"] in (None, fashion_routers.K) and not r["replacement"]]
-    losses = {
-        name: {row["seed"]: fashion_routers.own(row)["loss"] for row in rows if row["gate"] == gate}
-        for gate, name in NAMES.items()
-    }
-    published = {gate: loss for (gate, _), loss in fashion_routers.PUBLISHED.items()}
-    data = "[Fashion-MNIST](#routers-of-images-figures-2-to-4-of-moesart), one task, k = 2"
-    theirs = f"SVHN: {order(published, losses)}"
-    return Comparison(data, "cross-entropy", 3, present(losses), theirs, verdict)
+    most = max(row["rows"] for row in rows)
+    runs: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        if row["k"] in (None, fashion_routers.K) and not row["replacement"] and row["rows"] == most:
+            found = row | {"loss": min(row["val_losses"])}
+            runs.setdefault(NAMES[row["gate"]], {})[row["seed"]] = found
+    published = {NAMES[gate]: loss for (gate, _), loss in fashion_routers.PUBLISHED.items()}
+    data = "[Fashion-MNIST](#routers-of-images-figures-2-to-4-of-moesart), k = 2; paper: SVHN"
+    return Comparison(data, "held-out", 3, runs, published)
 
 
-def of_groups(tasks: int, verdict: str) -> Comparison:
+def of_groups(tasks: int) -> Comparison:
     """Static gates of tasks in groups, each rounded to the experts that it serves."""
-    rows: list[Row] = Rows("tasks_in_groups", tasks_in_groups.KEY).read()
-    found = {gate[0]["gate"]: gate for gate in tasks_in_groups.finals(rows, tasks)}
-    losses = {gate: {row["seed"]: row["mse"] for row in found[gate]} for gate in PAPERS}
+    rows = Rows("tasks_in_groups", tasks_in_groups.KEY).read()
+    runs = {
+        found[0]["gate"]: {row["seed"]: {"loss": row["mse"]} for row in found}
+        for found in tasks_in_groups.finals(rows, tasks)
+        if found[0]["gate"] in ("DSelect-k", "Top-k")
+    }
     data = f"[tasks in groups](#tasks-in-groups-c1-of-dselect-k), {tasks} tasks"
-    return Comparison(data, "MSE", 4, losses, ", ".join(PAPERS), verdict)
-
-
-def present(losses: Mapping[str, Mapping[int, float]]) -> dict[str, Mapping[int, float]]:
-    """Those of gates that were run."""
-    return {gate: by_seed for gate, by_seed in losses.items() if by_seed}
-
-
-def order(published: Mapping[str, float], losses: Mapping[str, Mapping[int, float]]) -> str:
-    """The paper's losses of the gates that were run here, lowest first."""
-    shown = {name: published[gate] for gate, name in NAMES.items() if gate in published}
-    names = sorted(present(losses).keys() & shown.keys(), key=lambda name: shown[name])
-    return ", ".join(f"{name} {shown[name]:g}" for name in names)
+    return Comparison(data, "MSE", 4, runs, {"DSelect-k": None, "Top-k": None})
 
 
 def write_table() -> None:
     """A line for each comparison, into docs/results/papers.md."""
-    rates = "[low learning rates](#equal-tuning)"
     comparisons = (
-        of_movielens(0.9, f"MOESART first: only at {rates}"),
-        of_movielens(0.1, f"MOESART first, Top-k far behind: only at {rates}"),
-        of_images("mnist", "[Multi-MNIST](#multi-mnist)", "MOESART first: yes"),
-        of_images("fashion", "[Multi-Fashion](#multi-fashion)", "MOESART first: yes"),
-        of_routers("MOESART first: yes"),
-        of_groups(PROBLEMS[0], "no difference found"),
-        of_groups(PROBLEMS[1], "DSelect-k first: no, behind within chance"),
+        *(of_movielens(weight) for weight in two_tasks.WEIGHTS),
+        *(of_dselects_movielens(weight) for weight in two_tasks.WEIGHTS),
+        of_images("mnist", "[Multi-MNIST](#multi-mnist)"),
+        of_images("fashion", "[Multi-Fashion](#multi-fashion)"),
+        of_routers(),
+        *(of_groups(tasks) for tasks in PROBLEMS),
     )
     lines = [
-        "| data | lowest test loss | the others, less that | seeds | the paper | as there? |",
+        "| data | lowest test loss | the others: loss above it | seeds "
+        "| the paper, of the models run here | its first is first here? |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    replace_table("summary", lines + [comparison.line() for comparison in comparisons])
+    lines += [comparison.line() for comparison in comparisons if comparison.seeds > 1]
+    replace_table("summary", lines)

@@ -2,7 +2,7 @@
 
     python benchmarks/papers/tables.py
 
-The same as `--table` of every script here.
+What `--table` of every script here writes, and the first table, of all of them.
 """
 
 import json

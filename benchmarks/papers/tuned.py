@@ -5,6 +5,9 @@
     python benchmarks/papers/tuned.py --plan              # runs left, and their hours; runs nothing
     KERAS_BACKEND=jax python benchmarks/papers/tuned.py --data FOLDER --work FOLDER --jobs 16
     python benchmarks/papers/tuned.py --data FOLDER --work FOLDER --weights 0.1 --again 7
+    python benchmarks/papers/tuned.py --data FOLDER --work FOLDER --models moesart --again 0 4 \
+        --change '{"model.gate.trimmed_lasso_weight": 0.0}' --seeds 1
+    python benchmarks/papers/tuned.py --table             # the page's tables from the rows so far
 
 FOLDER of the data holds the publisher's ratings.dat.  For each setting of the task weights and each
 model, `multigate tune` draws 8 settings at random, the same number for all: the learning rate, from
@@ -19,7 +22,9 @@ The same command goes on where it was cut off: a row is never run again, and a f
 within its epochs (a trial begins anew).
 
 `--again` trains the settings of the given trials, such as that of the lowest learning rate, with
-other seeds, so that losses by rate have errors; a run is a row of tuned_again.jsonl.
+other seeds, so that losses by rate have errors; a run is a row of tuned_again.jsonl.  With
+`--change` it trains them from seed 0 on with some settings changed, such as MOESART without Trimmed
+Lasso at the rates that no trial without it has drawn; a run is a row of tuned_changed.jsonl.
 
 `--jobs` runs several at a time, each in a process of its own.  It is for a GPU: one run of so small
 a model keeps it busy for a quarter of the time.
@@ -50,14 +55,14 @@ REST = (
     "expert_choice",
     "hash",
     "shared_bottom",
-    "single_task:watch",
-    "single_task:rating",
+    *two_tasks.SINGLE_TASKS,
 )
 TRIAL_KEY = ("model", "weight", "trial")
 TABLES = {
     "trial": Rows("tuned_trials", TRIAL_KEY),
     "final": Rows("movielens", KEY),
     "again": Rows("tuned_again", (*TRIAL_KEY, "seed")),
+    "changed": Rows("tuned_changed", (*TRIAL_KEY, "seed", "change")),
 }
 """The rows of each kind of run."""
 TRIALS, SEEDS = 8, 3
@@ -72,8 +77,12 @@ SPACES: dict[str, dict[str, Any]] = {
     "comet": {"model.gate.entropy_weight": {"choices": [0.001, 0.1, 1.0, *_ENTROPIES]}},
     "switch": {"model.gate.balance_weight": {"choices": [0.0, 0.001, 0.01, 0.1]}},
     "xmoe": {"model.gate.temperature": {"low": 0.03, "high": 1.0, "log": True}},
+    # As in DSelect-k's paper: else one expert's width faces sixteen.
+    "shared_bottom": {
+        "model.experts.units": {"choices": [[32], [256], [2048], [4096], [8192]]},
+    },
 }
-"""The gate's own setting, for gates that have one."""
+"""The model's own setting, where it has one."""
 SECONDS = {"softmax": 100.0, "dselect_k": 60.0, "comet": 60.0, "moesart": 90.0}
 """Of an epoch over all rows on one core, of runs of some 20 epochs; MOESART's take 40 shorter ones.
 Others: 50."""
@@ -90,15 +99,21 @@ def main() -> None:
     arguments.add_argument(
         "--again", nargs="+", type=int, metavar="TRIAL", help="only these trials, with other seeds"
     )
+    arguments.add_argument("--change", type=json.loads, help="settings of --again to change, JSON")
+    arguments.add_argument("--table", action="store_true", help="only write the page's tables")
     arguments.add_argument("--plan", action="store_true", help="only say what is left")
     arguments.add_argument("--jobs", type=int, default=1, help="runs at a time")
     arguments.add_argument("--only", type=json.loads, help=argparse.SUPPRESS)  # see `run_alone`
     options = arguments.parse_args()
     steps = list(plan(options.models, options.weights, options.trials, options.seeds))
     if options.again is not None:
-        steps = list(plan_again(options.models, options.weights, options.again, options.seeds))
+        again = (options.models, options.weights, options.again, options.seeds)
+        steps = list(plan_again(*again, options.change))
     if options.plan:
         print(json.dumps(left(steps)))
+        return
+    if options.table:
+        write_tables()
         return
     if options.data is None or options.work is None:
         arguments.error("--data and --work are needed to run; --plan says what is left")
@@ -114,8 +129,11 @@ def main() -> None:
                 examples,
                 options.work,
             ),
-            "again": lambda run: measure_again(
-                run, trial_of(TABLES["trial"].read(), run), examples, options.work
+            **dict.fromkeys(
+                ("again", "changed"),
+                lambda run: measure_again(
+                    run, trial_of(TABLES["trial"].read(), run), examples, options.work
+                ),
             ),
         }
         for kind, run in steps if options.only is None else [options.only]:
@@ -128,7 +146,9 @@ def main() -> None:
 
 def write_tables() -> None:
     """Write the page's tables of trials and of final runs."""
-    two_tasks.write_tables("movielens", TABLES["final"].read(), movielens.PUBLISHED)
+    finals = TABLES["final"].read()
+    two_tasks.write_tables("movielens", finals, movielens.PUBLISHED)
+    movielens.write_dselects(finals)
     trials = TABLES["trial"].read()
     write_trials(trials)
     write_rates(trials, TABLES["again"].read())
@@ -282,14 +302,22 @@ def plan(
 
 
 def plan_again(
-    models: list[str], weights: list[float], trials: list[int], seeds: int
+    models: list[str],
+    weights: list[float],
+    trials: list[int],
+    seeds: int,
+    change: dict[str, Any] | None = None,
 ) -> Iterator[tuple[str, Row]]:
-    """Trials with the seeds that they do not have, seed by seed."""
+    """Trials with the seeds that they do not have, seed by seed; changed ones have none yet."""
     for trial in trials:
-        for seed in range(TRIAL_SEED + 1, TRIAL_SEED + seeds):
+        for seed in range(TRIAL_SEED + (change is None), TRIAL_SEED + seeds):
             for weight in weights:
                 for model in models:
-                    yield "again", {"model": model, "weight": weight, "trial": trial, "seed": seed}
+                    run = {"model": model, "weight": weight, "trial": trial, "seed": seed}
+                    if change is None:
+                        yield "again", run
+                    else:
+                        yield "changed", run | {"change": json.dumps(change, sort_keys=True)}
 
 
 def left(steps: list[tuple[str, Row]]) -> dict[str, Any]:
@@ -370,12 +398,15 @@ def trial_of(trials: list[Row], run: Row) -> Row:
 
 
 def measure_again(run: Row, trial: Row, examples: Path, work: Path) -> Row:
-    """Train a trial's settings with another seed."""
+    """Train a trial's settings, or some of them changed, with a seed."""
     from multigate.jobs.tune import with_settings
 
-    config = with_settings(configuration(run, make_values(), examples), trial["settings"])
-    found = measure(run | {"setting": f"trial-{run['trial']}"}, config, examples, work)
-    return found | {"settings": trial["settings"]}
+    change = json.loads(run.get("change", "{}"))
+    settings = trial["settings"] | change
+    config = with_settings(configuration(run, make_values(), examples), settings)
+    name = "".join(f"-{key.rpartition('.')[2]}-{value}" for key, value in change.items())
+    found = measure(run | {"setting": f"trial-{run['trial']}{name}"}, config, examples, work)
+    return found | {"settings": settings}
 
 
 def measure_final(run: Row, best: Row, examples: Path, work: Path) -> Row:

@@ -61,6 +61,7 @@ PAPER_GATES: dict[str, dict[str, Any]] = {
 TRAINING = {"averaged": {"ema": 0.999}, "paper": {"epochs": 100, "patience": 25}}
 """What a setting changes in the training."""
 FIRST = ("moesart", "topk", "softmax", "dselect_k", "shared_bottom")
+SINGLE_TASKS = ("single_task:watch", "single_task:rating")
 WEIGHTS = (0.9, 0.1)
 KEY = ("model", "weight", "seed", "setting")
 
@@ -271,7 +272,7 @@ def write_tables(
             "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
         by_model: dict[tuple[str, str], list[Row]] = {}
-        for row in rows:
+        for row in with_single_task(rows):
             if row["weight"] == weight:
                 by_model.setdefault((row["model"], row["setting"]), []).append(row)
         for (model, setting), found in sorted(
@@ -288,6 +289,40 @@ def write_tables(
                 f"| {', '.join(f'{value:g}' for value in theirs) if theirs else ''} |"
             )
         replace_table(f"{name} {weight:g}", lines)
+
+
+def with_single_task(rows: list[Row]) -> list[Row]:
+    """The rows, with one row for the models of one task each that share weight, seed and setting.
+
+    Each of these has been measured on both tasks, of which it learnt one: the row `single_task`
+    takes the first task's log loss and AUC from the first and the second one's MSE from the
+    second.  Without its partner a model is left out.
+    """
+    single = {
+        (row["model"], *(row[name] for name in KEY[1:])): row
+        for row in rows
+        if row["model"].startswith("single_task:")
+    }
+    first, second = SINGLE_TASKS
+    joined = []
+    for (model, *key), one in single.items():
+        other = single.get((second, *key))
+        if model != first or other is None:
+            continue
+        weight = one["weight"]
+        joined.append(
+            one
+            | {
+                "model": "single_task",
+                "loss": weight * one["log_loss"] + (1 - weight) * other["mse"],
+                "mse": other["mse"],
+                "experts": {"watch": 1.0, "rating": 1.0},
+                "experts_per_row": one["experts_per_row"] + other["experts_per_row"],
+                "best_epoch": (one["best_epoch"] + other["best_epoch"]) / 2,
+                "epochs": max(one["epochs"], other["epochs"]),
+            }
+        )
+    return [row for row in rows if not row["model"].startswith("single_task:")] + joined
 
 
 def k_cell(rows: list[Row]) -> str:

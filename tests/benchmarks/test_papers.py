@@ -122,20 +122,70 @@ def test_the_pages_tables_are_what_the_rows_say(
     assert page.read_text() == (ROOT / "docs/results/papers.md").read_text()
 
 
+def compared(
+    study: Any, losses: dict[str, dict[int, float]], published: dict[str, Any], **on: str
+) -> list[str]:
+    """Cells of the first table's line: trained on `on` by model, else on one machine."""
+    runs = {
+        model: {seed: {"loss": v, "trained_on": on.get(model)} for seed, v in by_seed.items()}
+        for model, by_seed in losses.items()
+    }
+    made = study("summary").Comparison("data", "MSE", 1, runs, published, ", why")
+    return [part.strip() for part in made.line().strip("|").split("|")]
+
+
+# Every seed has a loss of its own, far larger than what the models differ by.
+NEAR = {0: 1.0, 1: 51.0, 2: 101.0}
+FAR = {0: 2.0, 1: 52.1, 2: 102.2}
+
+
 def test_the_first_table_compares_seed_by_seed(study: Any) -> None:
-    summary = study("summary")
+    cells = compared(study, {"far": FAR, "near": NEAR, "only": {7: 0.5}}, {"far": 2, "near": 1})
+    assert cells == [
+        *("data", "near 51.0 ± 28.9 (MSE)", "**far +1.1 ± 0.1**", "3"),
+        *("near 1, far 2", "yes"),
+    ]  # `only` shares no seed with the others, and its one loss makes it no first
+    (_, _, others, *_) = compared(study, {"near": NEAR, "once": {0: 900.0}}, {"near": 1})
+    assert others == "once +899.0 (1 of 3 seeds)"  # one seed is no proof
 
-    def line(losses: dict[str, dict[int, float]]) -> list[str]:
-        made = summary.Comparison("data", "MSE", 1, losses, "theirs", "no")
-        return [part.strip() for part in made.line().strip("|").split("|")]
 
-    # Every seed has a loss of its own, far larger than what the gates differ by.
-    near = {0: 1.0, 1: 51.0, 2: 101.0}
-    found = line({"far": {0: 2.0, 1: 52.1, 2: 102.2}, "near": near, "only": {7: 900.0}})
-    assert found[:2] == ["data", "near 51.0 ± 28.9 (MSE)"]
-    assert found[2:4] == ["**far +1.1 ± 0.1**", "3"]  # no seed of `only` is one of `near`
-    (_, _, others, *_) = line({"near": near, "once": {0: 900.0}})
-    assert others == "once +899.0"  # one seed is no proof
+def test_the_first_table_proves_nothing_across_machines(study: Any) -> None:
+    cells = compared(study, {"far": FAR, "near": NEAR}, {"near": 1}, near="GPU", far="CPU")
+    assert cells[2] == "far +1.1 ± 0.1 †"
+
+
+def test_the_first_table_says_whether_the_papers_first_is_ours(study: Any) -> None:
+    both = {"far": FAR, "near": NEAR}
+    assert compared(study, both, {"far": 1, "near": 2, "unrun": 0})[-1] == "no, why"
+    noisy = {0: 1.1, 1: 50.9, 2: 101.2}
+    cells = compared(study, {"noisy": noisy, "near": NEAR}, {"noisy": None, "near": None})
+    assert cells[-2:] == ["noisy, near", "no, within chance, why"]
+
+
+def test_a_row_in_the_unit_of_dselect_k_has_half_the_ratings_error(study: Any) -> None:
+    row = {"weight": 0.9, "log_loss": 0.36, "mse": 0.74}
+    assert study("movielens").in_dselects_unit(row) == pytest.approx(0.9 * 0.36 + 0.1 * 0.37)
+
+
+def test_models_of_one_task_each_make_one_row(study: Any) -> None:
+    two_tasks = study("two_tasks")
+    key = {"weight": 0.9, "seed": 1, "setting": "tuned"}
+    rest = {"best_epoch": 4, "epochs": 8, "experts_per_row": 1.0, "auc": 0.9}
+    # Each is measured on both tasks; what it did not learn is bad.
+    watch = key | rest | {"model": "single_task:watch", "log_loss": 0.3, "mse": 14.0, "loss": 1.67}
+    rating = key | rest | {"model": "single_task:rating", "log_loss": 9.0, "mse": 0.8, "auc": 0.5}
+    rating |= {"loss": 8.18, "best_epoch": 6}
+    lonely = watch | {"seed": 2}
+    other = key | rest | {"model": "topk", "loss": 0.4}
+    kept, joined = two_tasks.with_single_task([rating, other, watch, lonely])
+    assert kept == other
+    assert joined["loss"] == pytest.approx(0.9 * 0.3 + 0.1 * 0.8)
+    assert {name: joined[name] for name in ("model", "auc", "mse", "best_epoch")} == {
+        "model": "single_task",
+        "auc": 0.9,
+        "mse": 0.8,
+        "best_epoch": 5,
+    }
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
@@ -250,6 +300,12 @@ def test_a_trial_again_has_the_trials_settings_and_other_seeds(
         )
     assert begun == [(1, "trial-7", 6e-5), (2, "trial-7", 6e-5)]
     assert tuned.left(steps)["left"] == 0
+    # With a change the trial's own seed is trained, too, apart from the trial.
+    ((kind, run),) = tuned.plan_again(["topk"], [0.1], [7], 1, {"train.learning_rate": 0.5})
+    assert (kind, run["seed"]) == ("changed", 0)
+    found = tuned.measure_again(run, trial, tmp_path, tmp_path)
+    assert begun[2:] == [(0, "trial-7-learning_rate-0.5", 0.5)]
+    assert found["settings"] == {"train.learning_rate": 0.5}
     # The table by rate has the mean of the three seeds, and the one seed of the other trial.
     page = tmp_path / "papers.md"
     page.write_text("<!-- tuned_rates -->\n<!-- end tuned_rates -->\n")
