@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from exported_versions import of_one_user, request_of
 from inference import measure
-from papers.rows import Row, Rows, cell, mean_and_error, replace_table
+from papers.rows import Row, Rows, cell, marked, mean_and_error, replace_table
 
 from multigate.configs.baselines import SHARED_BOTTOM, SINGLE_TASK, baseline
 from multigate.configs.config import Config, load
@@ -48,16 +48,24 @@ GATES: dict[str, dict[str, Any]] = {
     "topk": {"name": "topk"},
     "topk of each group": {"name": "topk", "shared_gate": "group"},
     "topk of all tasks": {"name": "topk", "shared_gate": "all"},
-    "switch": {"name": "switch"},
     "moesart": {"name": "moesart"},
     "dselect_k": {"name": "dselect_k", "entropy_weight": 0.01},
     "dselect_k static": {"name": "dselect_k", "static": True, "entropy_weight": 0.01},
     "comet": {"name": "comet", "entropy_weight": 0.01},
+    "vmoe": {"name": "vmoe"},
+    "xmoe": {"name": "xmoe"},
+    "expert_choice": {"name": "expert_choice"},
+    "switch": {"name": "switch"},
+    "hash": {"name": "hash"},
 }
 BASELINES = (SHARED_BOTTOM, SINGLE_TASK)
 WIDE_BOTTOM = "wide bottom"
 WITHOUT_CHOICE = ("softmax", WIDE_BOTTOM)  # evaluate all that they have
+MOST_CHOSEN = {"switch": 1, "hash": 1}  # k, where the gate has a limit or is known for one
+LEAST_CHOSEN = {"moesart": 2}  # its router learns from a second one
 CANDIDATES = 100
+BASE = 8
+"""Experts of the softmax that the shared bottom and single models are compared with."""
 SECONDS = 2.0
 """Of calls, for each version."""
 
@@ -71,8 +79,8 @@ def wanted(options: argparse.Namespace) -> Iterator[Row]:
         for experts in options.experts:
             for gate in [name for name in options.gates if name not in BASELINES]:
                 for chosen in [experts] if gate in WITHOUT_CHOICE else options.chosen:
-                    least = 2 if gate == "moesart" else 1  # its router learns from a second one
-                    if gate in WITHOUT_CHOICE or least <= chosen < experts:
+                    most = min(MOST_CHOSEN.get(gate, chosen), experts - 1)
+                    if gate in WITHOUT_CHOICE or LEAST_CHOSEN.get(gate, 1) <= chosen <= most:
                         yield dict(
                             zip(KEY, (options.name, gate, experts, chosen, seed), strict=True)
                         )
@@ -175,13 +183,24 @@ class Measured:
         return cpu["ours"] / cpu["reference"], cpu["ours"] / CANDIDATES
 
 
-def draw(rows: list[Row]) -> None:
-    """The table and the picture of all rows."""
-    found: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+Seeds = dict[tuple[Any, ...], list[Row]]
+"""Rows by their key without the seed."""
+
+
+def by_seeds(rows: list[Row]) -> Seeds:
+    """Group the rows of runs that differ by their seed."""
+    found: Seeds = defaultdict(list)
     for row in rows:
         found[tuple(row[name] for name in KEY[:-1])].append(row)
+    return found
+
+
+def write_tables(rows: list[Row]) -> None:
+    """All rows, and differences to softmax, into docs/results/gates.md."""
+    found = by_seeds(rows)
     lines = [
-        "| data | gate | E | k | experts a row | cost | AUC, test | AUC, validation | seeds |",
+        "| data | gate | E | k | experts a row | CPU a candidate, shared bottom = 1 | AUC, test "
+        "| AUC, validation | seeds |",
         "|" + " --- |" * 9,
     ]
     for (data, gate, experts, chosen), same in sorted(found.items()):
@@ -193,10 +212,39 @@ def draw(rows: list[Row]) -> None:
             f"| {cell([row['validation_auc'] for row in same], 4)} | {len(same)} |"
         )
     replace_table("gates at cost", lines, RESULTS / "gates.md")
-    _picture(found)
+    replace_table("gates less softmax", differences(found), RESULTS / "gates.md")
 
 
-def _picture(found: dict[tuple[Any, ...], list[Row]]) -> None:
+def differences(found: Seeds) -> list[str]:
+    """The table of every gate less softmax over as many experts as it has, seed by seed.
+
+    Softmax over E experts is the base of gates with E experts, and over `BASE` of the baselines.
+    """
+    lines = [
+        "| data | gate | E | k | experts a row | test, less softmax | validation, less softmax "
+        "| seeds |",
+        "|" + " --- |" * 8,
+    ]
+    for (data, gate, experts, chosen), rows in sorted(found.items()):
+        over = BASE if gate in BASELINES else experts
+        base = {row["seed"]: row for row in found.get((data, "softmax", over, over), [])}
+        pairs = [(row, base[row["seed"]]) for row in rows if row["seed"] in base]
+        if gate == "softmax" or len(pairs) < 2:
+            continue
+        cells = []
+        for split in ("test_auc", "validation_auc"):
+            less = [row[split] - other[split] for row, other in pairs]
+            cells.append(marked(cell(less, 4, "+"), pairs, less))
+        evaluated = np.mean([row["evaluated"] for row in rows])
+        lines.append(
+            f"| {data} | {gate} | {experts} | {chosen} | {evaluated:.1f} | {' | '.join(cells)} "
+            f"| {len(pairs)} |"
+        )
+    return lines
+
+
+def draw(found: Seeds) -> None:
+    """The picture of quality against cost, a panel for each log."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -231,7 +279,7 @@ def _picture(found: dict[tuple[Any, ...], list[Row]]) -> None:
                 axis.annotate(one[2], one[:2], xytext=(3, 3), textcoords="offset points", size=6)
         axis.set_title(log)
         axis.set_xscale("log", base=2)
-        axis.set_xlabel("CPU of a call of 100 candidates, shared bottom = 1")
+        axis.set_xlabel("CPU a candidate (of 100 in a call), shared bottom = 1")
         axis.set_ylabel("mean AUC of the binary tasks, test")
         axis.legend(fontsize=7)
     figure.tight_layout()
@@ -262,7 +310,8 @@ def main() -> None:
         options.work.mkdir(parents=True, exist_ok=True)
         rows.run(wanted(options), Measured(config, options.examples, options.work))
     if options.draw:
-        draw(rows.read())
+        write_tables(rows.read())
+        draw(by_seeds(rows.read()))
 
 
 if __name__ == "__main__":

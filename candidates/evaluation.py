@@ -255,18 +255,25 @@ def interval_by_user(losses: np.ndarray, users: np.ndarray) -> list[float] | Non
 
 
 def recall(scorer: Scorer, questions: Questions, ks: tuple[int, ...]) -> dict[int, float]:
-    """Mean over questions of the share of right answers among the best k, by k.
+    """Mean over questions of `recall_of_each`, by k."""
+    return {k: float(found.mean()) for k, found in recall_of_each(scorer, questions, ks).items()}
+
+
+def recall_of_each(
+    scorer: Scorer, questions: Questions, ks: tuple[int, ...]
+) -> dict[int, np.ndarray]:
+    """Each question's share of right answers among the best k, (Q,), by k.
 
     The share is of min(k, number of right answers), so that 1 can be reached.
     """
-    total = dict.fromkeys(ks, 0.0)
+    found = {k: np.zeros(len(questions)) for k in ks}
     for batch, best in best_items(scorer, questions, max(ks)):
         right = questions.answers[batch].toarray() > 0
         hits = np.take_along_axis(right, best, axis=1)
         count = right.sum(axis=1) + questions.missed[batch]
         for k in ks:
-            total[k] += float((hits[:, :k].sum(axis=1) / np.minimum(count, k)).sum())
-    return {k: value / len(questions) for k, value in total.items()}
+            found[k][batch] = hits[:, :k].sum(axis=1) / np.minimum(count, k)
+    return found
 
 
 def best_items(scorer: Scorer, questions: Questions, k: int) -> Iterator[tuple[slice, np.ndarray]]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import t
+
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "papers"
 PAGE = RESULTS.parent / "papers.md"
 """The page that the tables stand on."""
@@ -72,6 +74,29 @@ def cell(values: list[float], digits: int, sign: str = "") -> str:
     mean, error = mean_and_error(values)
     text = f"{mean:{sign}.{digits}f}"
     return text if error is None else f"{text} ± {error:.{digits}f}"
+
+
+def is_beyond_chance(values: list[float]) -> bool:
+    """Whether the 95 % interval of their mean (Student's t) leaves out 0; no, of one value."""
+    mean, error = mean_and_error(values)
+    return error is not None and abs(mean) > float(t.ppf(0.975, len(values) - 1)) * error
+
+
+def marked(text: str, pairs: list[tuple[Row, Row]], less: list[float]) -> str:
+    """The text of a difference, marked by what it proves.
+
+    Args:
+        text: to mark.
+        pairs: the runs of two models.
+        less: the differences of their values.
+
+    Returns:
+        It with a dagger where some pair was trained on different backends or kinds of device; else
+        in bold where the differences are beyond chance.
+    """
+    if any(one.get("trained_on") != other.get("trained_on") for one, other in pairs):
+        return f"{text} †"
+    return f"**{text}**" if is_beyond_chance(less) else text
 
 
 def replace_table(name: str, lines: list[str], page: Path | None = None) -> None:

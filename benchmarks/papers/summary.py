@@ -13,8 +13,7 @@ import multi_mnist
 import tasks_in_groups
 import tuned
 import two_tasks
-from rows import Row, Rows, cell, mean_and_error, replace_table
-from scipy.stats import t
+from rows import Row, Rows, cell, is_beyond_chance, marked, mean_and_error, replace_table
 
 NAMES = {
     "softmax": "softmax",
@@ -32,8 +31,6 @@ NAMES = {
 }
 PROBLEMS = (32, 64, 128)
 """Numbers of tasks in groups.  With 16 there are four experts, and each task has them all."""
-ANOTHER = "†"
-"""Marks a difference of models that were trained on different machines."""
 
 
 @dataclass(frozen=True)
@@ -98,19 +95,11 @@ class Comparison:
         text = f"{model} {cell(less, self.digits, '+')}"
         if len(less) < self.seeds:
             text += f" ({len(less)} of {self.seeds} seeds)"
-        if self.is_of_other_machine(model):
-            return f"{text} {ANOTHER}"
-        return f"**{text}**" if is_beyond_chance(less) else text
+        return marked(text, self.pairs(model), less)
 
     def differences(self, model: str) -> list[float]:
         """The losses less those of the first one, for each seed of both."""
         return [one["loss"] - first["loss"] for one, first in self.pairs(model)]
-
-    def is_of_other_machine(self, model: str) -> bool:
-        """Whether a pair of runs was trained on different backends or kinds of device."""
-        return any(
-            one.get("trained_on") != first.get("trained_on") for one, first in self.pairs(model)
-        )
 
     def pairs(self, model: str) -> list[tuple[Row, Row]]:
         """The rows of a model and of the first one, for each seed of both."""
@@ -129,12 +118,6 @@ class Comparison:
             return "yes"
         beyond = is_beyond_chance(self.differences(theirs))
         return f"{'no' if beyond else 'no, within chance'}{self.why}"
-
-
-def is_beyond_chance(values: list[float]) -> bool:
-    """Whether the 95 % interval of their mean (Student's t) leaves out 0; no, of one value."""
-    mean, error = mean_and_error(values)
-    return error is not None and abs(mean) > float(t.ppf(0.975, len(values) - 1)) * error
 
 
 def of_movielens(weight: float) -> Comparison:

@@ -42,9 +42,11 @@ from pathlib import Path
 from typing import Any
 
 import movielens
+import numpy as np
 import two_tasks
-from rows import Row, Rows, cell, replace_table
+from rows import Row, Rows, cell, marked, replace_table
 from settings import DSELECT_ENTROPY, entropy_weight, meets_k
+from tuning import expected
 from two_tasks import KEY, WEIGHTS, configuration, described, measure, random_trial, trained_on
 
 FIRST = ("softmax", "topk", "dselect_k", "comet", "moesart")
@@ -151,7 +153,9 @@ def write_tables() -> None:
     movielens.write_dselects(finals)
     trials = TABLES["trial"].read()
     write_trials(trials)
-    write_rates(trials, TABLES["again"].read())
+    write_rates(trials, TABLES["again"].read(), TABLES["changed"].read())
+    write_pairs(trials, finals)
+    write_best_of(trials)
 
 
 def write_trials(trials: list[Row]) -> None:
@@ -179,12 +183,13 @@ def write_trials(trials: list[Row]) -> None:
     replace_table("tuned_trials", lines)
 
 
-def write_rates(trials: list[Row], again: list[Row]) -> None:
+def write_rates(trials: list[Row], again: list[Row], changed: list[Row]) -> None:
     """The test loss of each trial, by learning rate, into docs/results/papers.md.
 
     Args:
         trials: of one seed each.
         again: the same settings with other seeds, where they were trained.
+        changed: with some settings changed, which makes a line of the table.
     """
     models = [model for model in (*FIRST, *REST) if any(row["model"] == model for row in trials)]
     lines = [
@@ -208,10 +213,84 @@ def write_rates(trials: list[Row], again: list[Row]) -> None:
                 text = cell([100 * r["loss"] for r in seeds], 2)
                 cells.append(f"({text})" if any(r["meets_k"] is False for r in seeds) else text)
             lines.append(f"| {weight:g} | {rate:.3g} | {' | '.join(cells)} |")
+            same = [
+                row
+                for row in changed
+                if (row["weight"], row["settings"]["train.learning_rate"]) == (weight, rate)
+            ]
+            for change in sorted({row["change"] for row in same}):
+                cells = []
+                for model in models:
+                    seeds = [
+                        row for row in same if (row["model"], row["change"]) == (model, change)
+                    ]
+                    cells.append(cell([100 * row["loss"] for row in seeds], 2) if seeds else "")
+                named = ", ".join(
+                    f"{name.rpartition('.')[2]} {value:g}"
+                    for name, value in json.loads(change).items()
+                )
+                lines.append(f"| {weight:g} | {rate:.3g}, {named} | {' | '.join(cells)} |")
         theirs = [movielens.PUBLISHED.get((model, weight)) for model in models]
         cells = [f"{values[0]:g}" if values else "" for values in theirs]
         lines.append(f"| {weight:g} | the paper's rows | {' | '.join(cells)} |")
     replace_table("tuned_rates", lines)
+
+
+def write_pairs(trials: list[Row], finals: list[Row]) -> None:
+    """Every two models' difference in test loss, into docs/results/papers.md.
+
+    Args:
+        trials: paired by their number, of which both met k.
+        finals: paired by their seed.
+    """
+    kinds = (
+        ("trials", "trial", [row for row in trials if row["meets_k"] is not False]),
+        ("seeds", "seed", [row for row in finals if row["setting"] == "tuned"]),
+    )
+    run = {row["model"] for _, _, rows in kinds for row in rows}
+    models = [model for model in (*FIRST, *REST) if model in run]
+    lines = [
+        f"| weight | pairs of | model | {' | '.join(f'less {model}' for model in models[:-1])} |",
+        "| --- | --- | --- |" + " --- |" * (len(models) - 1),
+    ]
+    for weight in WEIGHTS:
+        for kind, name, rows in kinds:
+            by_model = {
+                model: {r[name]: r for r in rows if (r["model"], r["weight"]) == (model, weight)}
+                for model in models
+            }
+            for place, model in enumerate(models[1:], 1):
+                cells = []
+                for base in models[:place]:
+                    one, other = by_model[model], by_model[base]
+                    pairs = [(one[n], other[n]) for n in sorted(one.keys() & other.keys())]
+                    less = [100 * (a["loss"] - b["loss"]) for a, b in pairs]
+                    text = f"{cell(less, 2, '+')} ({len(less)})" if less else ""
+                    cells.append(marked(text, pairs, less) if less else "")
+                cells += [""] * (len(models) - 1 - place)
+                lines.append(f"| {weight:g} | {kind} | {model} | {' | '.join(cells)} |")
+    replace_table("tuned_pairs", lines)
+
+
+def write_best_of(trials: list[Row]) -> None:
+    """The expected test loss of the best of some trials, into docs/results/papers.md."""
+    counts = (1, 2, 4, 8)
+    lines = [
+        f"| weight | model | {' | '.join(f'best of {count}' for count in counts)} | trials |",
+        "| --- | --- |" + " --- |" * (len(counts) + 1),
+    ]
+    for weight in WEIGHTS:
+        for model in (*FIRST, *REST):
+            found = [r for r in trials if (r["model"], r["weight"]) == (model, weight)]
+            found = [row for row in found if row["meets_k"] is not False]
+            if not found:
+                continue
+            validation, test = (
+                np.array([row[name] for row in found]) for name in ("val_loss", "loss")
+            )
+            cells = [f"{100 * float(expected(validation, test, count)):.2f}" for count in counts]
+            lines.append(f"| {weight:g} | {model} | {' | '.join(cells)} | {len(found)} |")
+    replace_table("tuned_best_of", lines)
 
 
 def run_together(steps: list[tuple[str, Row]], options: argparse.Namespace) -> None:

@@ -194,7 +194,7 @@ def test_beyond_chance_is_students_test(study: Any, seeds: int) -> None:
 
     rng = np.random.default_rng(seeds)
     drawn = [list(rng.normal(shift, 1, seeds)) for shift in (0, 1, 3, 10) for _ in range(20)]
-    found = [study("summary").is_beyond_chance(values) for values in drawn]
+    found = [study("rows").is_beyond_chance(values) for values in drawn]
     assert found == [ttest_1samp(values, 0).pvalue < 0.05 for values in drawn]
     assert 0 < sum(found) < len(found)
 
@@ -310,7 +310,7 @@ def test_a_trial_again_has_the_trials_settings_and_other_seeds(
     page = tmp_path / "papers.md"
     page.write_text("<!-- tuned_rates -->\n<!-- end tuned_rates -->\n")
     monkeypatch.setattr(study("rows"), "PAGE", page)
-    tuned.write_rates([*others, trial], tuned.TABLES["again"].read())
+    tuned.write_rates([*others, trial], tuned.TABLES["again"].read(), [])
     assert "| 0.1 | 6e-05 | 41.00 ± 0.58 |" in page.read_text()
     assert "| 0.1 | 0.0004 | 30.00 |" in page.read_text()
 

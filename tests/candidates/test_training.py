@@ -15,7 +15,7 @@ from multigate.candidates.pairs import (
     positive_task,
     read_pairs,
 )
-from multigate.candidates.retrieval import recall_of_pairs
+from multigate.candidates.retrieval import Retrieval, recall_of_pairs
 from multigate.candidates.training import load, train
 from multigate.configs.errors import ConfigError, DataError, ModelError
 from multigate.configs.files import SPLITS
@@ -55,6 +55,29 @@ def test_against_all_items_the_loss_is_their_softmax(trained):
     own = np.take_along_axis(logits, places[:, None], axis=1)[:, 0]
     expected = np.log(np.exp(logits).sum(axis=1)) - own
     assert float(loss) == pytest.approx(expected.mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize(("beyond", "everyone"), [(0, True), (1, False)])
+def test_all_items_are_negatives_up_to_a_number_of_items(
+    trained, beyond, everyone, tmp_path, monkeypatch
+):
+    class ReachedError(Exception):
+        pass
+
+    called = []
+    monkeypatch.setattr(Retrieval, "against", lambda self, items: called.append(len(items)))
+    monkeypatch.setattr(Retrieval, "fit", lambda self, *given, **options: reach())
+
+    def reach():
+        raise ReachedError
+
+    encoder = load(trained.checkpoint)[0].encoder
+    count = len(catalogue_of_splits(trained.examples, encoder, SPLITS[:1]))
+    options = trained.config.candidates.model_copy(update={"softmax_items": count - beyond})
+    config = trained.config.model_copy(update={"candidates": options})
+    with pytest.raises(ReachedError):
+        train(config, trained.examples, tmp_path / "out", show=lambda line: None)
+    assert called == ([count] if everyone else [])
 
 
 @pytest.mark.parametrize("side", ["users", "items"])
