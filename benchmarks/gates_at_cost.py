@@ -64,6 +64,8 @@ LEAST_CHOSEN = {"moesart": 2}  # its router learns from a second one
 CANDIDATES = 100
 BASE = 8
 """Experts of the softmax that the shared bottom and single models are compared with."""
+MOST_SHOWN = 5.0
+"""Cost up to which the picture shows versions."""
 SECONDS = 2.0
 """Of calls, for each version."""
 
@@ -92,7 +94,7 @@ def configured(config: Config, key: Row) -> Config:
     values["export"] |= {"hardening_tolerance": 1.0, "log_loss_tolerance": 1.0}
     if key["gate"] in GATES:
         gate = dict(GATES[key["gate"]])
-        if key["gate"] not in WITHOUT_CHOICE:
+        if key["gate"] not in (*WITHOUT_CHOICE, "hash"):  # hash knows one expert only
             gate["num_selected"] = key["chosen"]
         shared = gate.pop("shared_gate", "none")
         values["model"] |= {"gate": gate, "gates": {}, "shared_gate": shared}
@@ -272,11 +274,25 @@ def draw(found: Seeds) -> None:
                 continue
             x, y, error, names = zip(*points, strict=True)
             bars = [one or 0.0 for one in error]
-            axis.errorbar(x, y, bars, fmt="o", color=f"C{place}", label=gate, ms=4, lw=0.8)
+            style = {"fmt": "osD^vP"[place % 6], "color": mpl.colormaps["tab20"](place % 20)}
+            axis.errorbar(x, y, bars, **style, label=gate, ms=4, lw=0.8)
             for one in zip(x, y, names, strict=True):
-                axis.annotate(one[2], one[:2], xytext=(3, 3), textcoords="offset points", size=6)
+                axis.annotate(
+                    one[2],
+                    one[:2],
+                    xytext=(3, 3),
+                    textcoords="offset points",
+                    size=6,
+                    annotation_clip=True,
+                )
+        # A few that are far below all others, or cost many times as much, would squeeze the rest.
+        tests = [np.mean([r["test_auc"] for r in found[key]]) for key in found if key[0] == log]
+        low, high = float(np.quantile(tests, 0.15)), max(tests)
+        if high - min(tests) > 2 * (high - low):
+            axis.set_ylim(low - 0.1 * (high - low), None)
         axis.set_title(log)
         axis.set_xscale("log", base=2)
+        axis.set_xlim(None, min(axis.get_xlim()[1], MOST_SHOWN))
         axis.set_xlabel("CPU a candidate (of 100 in a call), shared bottom = 1")
         axis.set_ylabel("mean AUC of the binary tasks, test")
         axis.legend(fontsize=7)

@@ -162,6 +162,21 @@ def test_the_first_table_says_whether_the_papers_first_is_ours(study: Any) -> No
     assert cells[-2:] == ["noisy, near", "no, within chance, why"]
 
 
+@pytest.mark.parametrize(
+    ("seeds", "told"),
+    [((3, 3, 1), True), ((2, 2), True), ((1, 1), False), ((2, 1, 1), False), ((2, 1), False)],
+)
+def test_the_first_table_leaves_out_what_has_one_seed_yet(
+    study: Any, seeds: tuple[int, ...], told: bool
+) -> None:
+    runs = {
+        f"model {n}": {seed: {"loss": float(n)} for seed in range(count)}
+        for n, count in enumerate(seeds)
+    }
+    made = study("summary").Comparison("data", "MSE", 1, runs, {"model 0": 1.0})
+    assert made.is_told is told
+
+
 def test_a_row_in_the_unit_of_dselect_k_has_half_the_ratings_error(study: Any) -> None:
     row = {"weight": 0.9, "log_loss": 0.36, "mse": 0.74}
     assert study("movielens").in_dselects_unit(row) == pytest.approx(0.9 * 0.36 + 0.1 * 0.37)
