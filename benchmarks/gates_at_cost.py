@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from exported_versions import of_one_user, request_of
 from inference import measure
-from papers.rows import Row, Rows, cell, marked, mean_and_error, replace_table
+from papers.rows import Row, Rows, cell, marked, mean_and_error, paired, replace_table
 
 from multigate.configs.baselines import SHARED_BOTTOM, SINGLE_TASK, baseline
 from multigate.configs.config import Config, load
@@ -59,6 +59,7 @@ GATES: dict[str, dict[str, Any]] = {
 BASELINES = (SHARED_BOTTOM, SINGLE_TASK)
 WIDE_BOTTOM = "wide bottom"
 WITHOUT_CHOICE = ("softmax", WIDE_BOTTOM)  # evaluate all that they have
+WITHOUT_K = (*WITHOUT_CHOICE, "hash")  # have no `num_selected`
 MOST_CHOSEN = {"switch": 1, "hash": 1}  # k, where the gate has a limit or is known for one
 LEAST_CHOSEN = {"moesart": 2}  # its router learns from a second one
 CANDIDATES = 100
@@ -94,7 +95,7 @@ def configured(config: Config, key: Row) -> Config:
     values["export"] |= {"hardening_tolerance": 1.0, "log_loss_tolerance": 1.0}
     if key["gate"] in GATES:
         gate = dict(GATES[key["gate"]])
-        if key["gate"] not in (*WITHOUT_CHOICE, "hash"):  # hash knows one expert only
+        if key["gate"] not in WITHOUT_K:
             gate["num_selected"] = key["chosen"]
         shared = gate.pop("shared_gate", "none")
         values["model"] |= {"gate": gate, "gates": {}, "shared_gate": shared}
@@ -156,14 +157,14 @@ class Measured:
         shutil.rmtree(folder, ignore_errors=True)
         checkpoint = folder / "checkpoint"
         interface.train(config, self.examples, checkpoint, progress=False)
-        folder = self.work / "versions" / "-".join(tasks)
-        shutil.rmtree(folder, ignore_errors=True)
-        found: Row = {"version": interface.export(checkpoint, self.examples, folder)}
+        versions = self.work / "versions" / "-".join(tasks)
+        shutil.rmtree(versions, ignore_errors=True)
+        found: Row = {"version": interface.export(checkpoint, self.examples, versions)}
         few = config.evaluation.model_copy(update={"replicates": 50})
         for split in ("validation", "test"):
             assessed = interface.evaluate(found["version"], self.examples, split=split, options=few)
             found[split] = {name: assessed["tasks"][name]["value"] for name in tasks}
-        found["evaluated"] = assessed["experts_per_row"]
+            found["evaluated"] = assessed["experts_per_row"]
         return found
 
     def cost(self, version: Path) -> tuple[float, float]:
@@ -227,8 +228,8 @@ def differences(found: Seeds) -> list[str]:
     ]
     for (data, gate, experts, chosen), rows in sorted(found.items()):
         over = BASE if gate in BASELINES else experts
-        base = {row["seed"]: row for row in found.get((data, "softmax", over, over), [])}
-        pairs = [(row, base[row["seed"]]) for row in rows if row["seed"] in base]
+        base = found.get((data, "softmax", over, over), [])
+        pairs = paired(*({row["seed"]: row for row in each} for each in (rows, base)))
         if gate == "softmax" or len(pairs) < 2:
             continue
         cells = []
@@ -243,13 +244,14 @@ def differences(found: Seeds) -> list[str]:
     return lines
 
 
-def draw(found: Seeds) -> None:
+def draw(rows: list[Row]) -> None:
     """The picture of quality against cost, a panel for each log."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
+    found = by_seeds(rows)
     logs = sorted({key[0] for key in found})
     gates = sorted({key[1] for key in found})
     columns = min(len(logs), 3)
@@ -324,8 +326,9 @@ def main() -> None:
         options.work.mkdir(parents=True, exist_ok=True)
         rows.run(wanted(options), Measured(config, options.examples, options.work))
     if options.draw:
-        write_tables(rows.read())
-        draw(by_seeds(rows.read()))
+        kept = rows.read()
+        write_tables(kept)
+        draw(kept)
 
 
 if __name__ == "__main__":

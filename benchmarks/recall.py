@@ -11,13 +11,14 @@ towers read the preset's other features too, ALS, cosine and popularity ids alon
 favours it.  The towers' lead over each method is the mean over seeds, with a 95 % interval over
 users: it says what other users of such a log would show.
 
-A data set's run is a row of docs/results/candidates.jsonl for each kind of question, in place of
-those before; the tables stand in docs/results/candidates.md.
+A data set and a kind of question are a row of docs/results/candidates.jsonl, which is not measured
+again while it stands there; the tables stand in docs/results/candidates.md.
 """
 
 import argparse
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from papers.rows import Row, Rows, cell, replace_table
 from multigate.candidates.evaluation import (
     KINDS,
     Questions,
+    Scorer,
     interval_by_user,
     item_cosine,
     make_questions,
@@ -45,6 +47,8 @@ from multigate.pipeline import job
 
 FACTORS, ALPHAS = (16, 32, 64, 128), (1.0, 10.0)
 QUESTIONS, K = 10_000, 100
+KEY = ("data", "kind")
+PRESETS = {"movielens": "movielens_time", "deskdrop": "deskdrop"}
 METHODS = ("implicit ALS", "item-to-item cosine", "popularity")
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
@@ -80,9 +84,9 @@ def _product(users: np.ndarray, items: np.ndarray) -> Any:
     return lambda part: users[part] @ items.T
 
 
-def measure(name: str, preset: str, data: Path, work: Path, seeds: int) -> list[Row]:
-    """Train and evaluate: a row for each kind of question."""
-    config = load_config(preset)
+def measure(run: Row, data: Path, work: Path, seeds: int) -> Row:
+    """The recall of every method on one kind of question; the towers are trained where absent."""
+    config = load_config(PRESETS[run["data"]])
     work.mkdir(parents=True, exist_ok=True)
     examples = work / "examples"
     if not examples.exists():
@@ -98,38 +102,31 @@ def measure(name: str, preset: str, data: Path, work: Path, seeds: int) -> list[
     items = catalogue_of_splits(examples, encoder, SPLITS[:2])
     earlier = [read_pairs(examples, split, encoder, task) for split in SPLITS[:2]]
     pairs = read_pairs(examples, SPLITS[2], encoder, task)
-    rows = []
-    for kind in KINDS:
-        questions = make_questions(earlier, pairs, items, kind, QUESTIONS)
-        towers = [
-            recall_of_each(two_towers(model, pairs, items, questions), questions, (K,))[K]
-            for model in models
-        ]
-        settings, by_als = als(questions, K)
-        others = {
-            "implicit ALS": by_als,
-            "item-to-item cosine": recall_of_each(item_cosine(questions), questions, (K,))[K],
-            "popularity": recall_of_each(popularity(questions), questions, (K,))[K],
-        }
-        users = pairs.users[questions.rows]
-        ahead = np.mean(towers, axis=0)
-        rows.append(
-            {
-                "data": name,
-                "kind": kind,
-                "questions": len(questions),
-                "users": len(np.unique(users)),
-                "items": len(items),
-                "two towers": [float(one.mean()) for one in towers],
-                **{method: float(found.mean()) for method, found in others.items()},
-                "als": settings,
-                "lead": {m: interval_by_user(ahead - found, users) for m, found in others.items()},
-                "unknown_answers": float(
-                    questions.missed.sum() / (questions.answers.nnz + questions.missed.sum())
-                ),
-            }
-        )
-    return rows
+    questions = make_questions(earlier, pairs, items, run["kind"], QUESTIONS)
+
+    def each(scorer: Scorer) -> np.ndarray:
+        return recall_of_each(scorer, questions, (K,))[K]
+
+    towers = [each(two_towers(model, pairs, items, questions)) for model in models]
+    settings, by_als = als(questions, K)
+    others = {
+        "implicit ALS": by_als,
+        "item-to-item cosine": each(item_cosine(questions)),
+        "popularity": each(popularity(questions)),
+    }
+    users = pairs.users[questions.rows]
+    ahead = np.mean(towers, axis=0)
+    answers = questions.answers.nnz + int(questions.missed.sum())
+    return {
+        "questions": len(questions),
+        "users": len(np.unique(users)),
+        "items": len(items),
+        "two towers": [float(one.mean()) for one in towers],
+        **{method: float(found.mean()) for method, found in others.items()},
+        "als": settings,
+        "lead": {m: interval_by_user(ahead - found, users) for m, found in others.items()},
+        "unknown_answers": float(questions.missed.sum() / answers),
+    }
 
 
 def write_tables(rows: list[Row]) -> None:
@@ -151,8 +148,9 @@ def write_tables(rows: list[Row]) -> None:
         for method in sorted(METHODS, key=lambda m: -found[KINDS[0]][m]):
             cells = []
             for kind in KINDS:
-                low, high = found[kind]["lead"][method] or (float("nan"),) * 2
-                cells += [f"{found[kind][method]:.4f}", f"{low:+.4f} to {high:+.4f}"]
+                lead = found[kind]["lead"][method]
+                between = " to ".join(f"{limit:+.4f}" for limit in lead or ())
+                cells += [f"{found[kind][method]:.4f}", between]
             lines.append(f"| {method} | {' | '.join(cells)} |")
         replace_table(f"recall {data}", lines, RESULTS / "candidates.md")
 
@@ -165,15 +163,16 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=1, help="of the two towers")
     arguments.add_argument("--table", action="store_true", help="only write the page's tables")
     options = arguments.parse_args()
-    table = Rows("candidates", ("data", "kind"), RESULTS)
+    table = Rows("candidates", KEY, RESULTS)
     if not options.table and options.work is None:
         arguments.error("--work is needed to run; --table writes what there is")
-    for name, preset in (("movielens", "movielens_time"), ("deskdrop", "deskdrop")):
+    for name in PRESETS:
         data = getattr(options, name)
         if data is not None and not options.table:
-            kept = [row for row in table.read() if row["data"] != name]
-            kept += measure(name, preset, data, options.work / name, options.seeds)
-            table.path.write_text("".join(json.dumps(row) + "\n" for row in kept), "utf-8")
+            table.run(
+                [{"data": name, "kind": kind} for kind in KINDS],
+                partial(measure, data=data, work=options.work / name, seeds=options.seeds),
+            )
     write_tables(table.read())
     print(json.dumps(table.read()))
 

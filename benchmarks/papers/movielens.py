@@ -82,7 +82,7 @@ def write_dselects(rows: list[Row]) -> None:
     ]
     for weight in two_tasks.WEIGHTS:
         ours: dict[str, list[Row]] = {}
-        for row in rows:
+        for row in two_tasks.with_single_task(rows):
             if (row["weight"], row["setting"]) == (weight, "tuned"):
                 ours.setdefault(row["model"], []).append(row)
         theirs = [model for model, w in DSELECT_PAPER if w == weight and model not in ours]

@@ -76,6 +76,11 @@ def cell(values: list[float], digits: int, sign: str = "") -> str:
     return text if error is None else f"{text} ± {error:.{digits}f}"
 
 
+def paired(ones: Mapping[Any, Row], others: Mapping[Any, Row]) -> list[tuple[Row, Row]]:
+    """The rows of two models for each key of both, such as a seed, in its order."""
+    return [(ones[key], others[key]) for key in sorted(ones.keys() & others.keys())]
+
+
 def is_beyond_chance(values: list[float]) -> bool:
     """Whether the 95 % interval of their mean (Student's t) leaves out 0; no, of one value."""
     mean, error = mean_and_error(values)

@@ -5,7 +5,8 @@ they are compared pair by pair.  A data set of which most models have one seed i
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import fashion_routers
 import movielens
@@ -13,7 +14,7 @@ import multi_mnist
 import tasks_in_groups
 import tuned
 import two_tasks
-from rows import Row, Rows, cell, is_beyond_chance, marked, mean_and_error, replace_table
+from rows import Row, Rows, cell, is_beyond_chance, marked, mean_and_error, paired, replace_table
 
 NAMES = {
     "softmax": "softmax",
@@ -52,16 +53,16 @@ class Comparison:
     runs: Mapping[str, Mapping[int, Row]]
     published: Mapping[str, float | None]
     why: str = ""
-    means: dict[str, float] = field(init=False, default_factory=dict)
-    """By model, lowest first; models with fewer seeds than others come last."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def means(self) -> dict[str, float]:
+        """By model, lowest first; models with fewer seeds than others come last."""
         most = max(map(len, self.runs.values()))
         order = {
             model: (len(by_seed) < most, mean_and_error([r["loss"] for r in by_seed.values()])[0])
             for model, by_seed in self.runs.items()
         }
-        self.means.update({m: order[m][1] for m in sorted(order, key=lambda m: order[m])})
+        return {model: order[model][1] for model in sorted(order, key=lambda m: order[m])}
 
     @property
     def first(self) -> str:
@@ -109,8 +110,7 @@ class Comparison:
 
     def pairs(self, model: str) -> list[tuple[Row, Row]]:
         """The rows of a model and of the first one, for each seed of both."""
-        runs, firsts = self.runs[model], self.runs[self.first]
-        return [(runs[seed], firsts[seed]) for seed in sorted(runs.keys() & firsts.keys())]
+        return paired(self.runs[model], self.runs[self.first])
 
     def in_order(self) -> dict[str, float | None]:
         """The paper's losses of the models that were run here, lowest first."""
@@ -126,31 +126,38 @@ class Comparison:
         return f"{'no' if beyond else 'no, within chance'}{self.why}"
 
 
-def of_movielens(weight: float) -> Comparison:
+def by_model(rows: list[Row], name: str, loss: Callable[[Row], float]) -> dict[str, dict[int, Row]]:
+    """Rows by model and seed, with this loss of theirs.
+
+    Args:
+        rows: of one data set.
+        name: of the value that tells the model.
+        loss: of a row, in the table's unit.
+    """
+    runs: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        model = NAMES.get(row[name], row[name])
+        runs.setdefault(model, {})[row["seed"]] = row | {"loss": loss(row)}
+    return runs
+
+
+def of_movielens(rows: list[Row], weight: float) -> Comparison:
     """Tuned models on MovieLens, at one setting of the tasks' weights, beside MOESART's paper."""
     published = {NAMES[g]: v[0] for (g, w), v in movielens.PUBLISHED.items() if w == weight}
-    runs = tuned_runs(weight, lambda row: 100 * row["loss"])
+    runs = by_model([r for r in rows if r["weight"] == weight], "model", percent)
     data = f"[MovieLens 1M](#movielens-1m-two-tasks), {shares(weight)}"
     return Comparison(data, "x 100", 2, runs, published, " ([why](#equal-tuning))")
 
 
-def of_dselects_movielens(weight: float) -> Comparison:
+def of_dselects_movielens(rows: list[Row], weight: float) -> Comparison:
     """The same models in the unit of DSelect-k's paper, beside it."""
     published = {
         NAMES[g]: v[0] for (g, w), v in movielens.DSELECT_PAPER.items() if w == weight if g in NAMES
     }
-    runs = tuned_runs(weight, lambda row: 100 * movielens.in_dselects_unit(row))
+    here = [row for row in rows if row["weight"] == weight]
+    runs = by_model(here, "model", lambda row: 100 * movielens.in_dselects_unit(row))
     data = f"the same, [rating's error halved](#beside-the-paper-on-dselect-k), {shares(weight)}"
     return Comparison(data, "x 100", 2, runs, published)
-
-
-def tuned_runs(weight: float, loss: Callable[[Row], float]) -> dict[str, dict[int, Row]]:
-    """Rows of tuned models on MovieLens by model and seed, with this loss of theirs."""
-    runs: dict[str, dict[int, Row]] = {}
-    for row in two_tasks.with_single_task(tuned.TABLES["final"].read()):
-        if (row["weight"], row["setting"]) == (weight, "tuned"):
-            runs.setdefault(NAMES[row["model"]], {})[row["seed"]] = row | {"loss": loss(row)}
-    return runs
 
 
 def shares(weight: float) -> str:
@@ -158,54 +165,58 @@ def shares(weight: float) -> str:
     return f"watching {weight:g}, rating {round(1 - weight, 1):g}"
 
 
-def of_images(name: str, data: str) -> Comparison:
+def percent(row: Row) -> float:
+    """100 times the loss."""
+    return float(100 * row["loss"])
+
+
+def of_images(rows: list[Row], name: str, data: str) -> Comparison:
     """Multi-MNIST or Multi-Fashion, with the most training rows that were run."""
-    rows = [r for r in Rows("multi_mnist", multi_mnist.KEY).read() if r["set"] == name]
-    most = max(row["rows"] for row in rows)
-    runs: dict[str, dict[int, Row]] = {}
-    for row in rows:
-        if row["rows"] == most and row["model"] in NAMES:
-            found = row | {"loss": 100 * row["loss"]}
-            runs.setdefault(NAMES[row["model"]], {})[row["seed"]] = found
+    here = [row for row in rows if row["set"] == name and row["model"] in NAMES]
     published = {NAMES[g]: v[0] for (s, g), v in multi_mnist.PUBLISHED.items() if s == name}
-    return Comparison(data, "x 100", 2, runs, published)
+    return Comparison(data, "x 100", 2, by_model(largest(here), "model", percent), published)
 
 
-def of_routers() -> Comparison:
+def of_routers(rows: list[Row]) -> Comparison:
     """One task on Fashion-MNIST; as in the paper, the lowest loss on held-out images."""
-    rows = Rows("fashion_routers", fashion_routers.KEY).read()
-    most = max(row["rows"] for row in rows)
-    runs: dict[str, dict[int, Row]] = {}
-    for row in rows:
-        if row["k"] in (None, fashion_routers.K) and not row["replacement"] and row["rows"] == most:
-            found = row | {"loss": min(row["val_losses"])}
-            runs.setdefault(NAMES[row["gate"]], {})[row["seed"]] = found
+    here = [r for r in rows if r["k"] in (None, fashion_routers.K) and not r["replacement"]]
+    runs = by_model(largest(here), "gate", lambda row: min(row["val_losses"]))
     published = {NAMES[gate]: loss for (gate, _), loss in fashion_routers.PUBLISHED.items()}
     data = "[Fashion-MNIST](#routers-of-images-figures-2-to-4-of-moesart), k = 2; paper: SVHN"
     return Comparison(data, "held-out", 3, runs, published)
 
 
-def of_groups(tasks: int) -> Comparison:
+def largest(rows: list[Row]) -> list[Row]:
+    """Those with the most training rows."""
+    most = max(row["rows"] for row in rows)
+    return [row for row in rows if row["rows"] == most]
+
+
+def of_groups(rows: list[Row], tasks: int) -> Comparison:
     """Static gates of tasks in groups, each rounded to the experts that it serves."""
-    rows = Rows("tasks_in_groups", tasks_in_groups.KEY).read()
-    runs = {
-        found[0]["gate"]: {row["seed"]: {"loss": row["mse"]} for row in found}
-        for found in tasks_in_groups.finals(rows, tasks)
-        if found[0]["gate"] in ("DSelect-k", "Top-k")
-    }
+    published = {"DSelect-k": None, "Top-k": None}
+    found = [row for gate in tasks_in_groups.finals(rows, tasks) for row in gate]
+    here = [row for row in found if row["gate"] in published]
     data = f"[tasks in groups](#tasks-in-groups-c1-of-dselect-k), {tasks} tasks"
-    return Comparison(data, "MSE", 4, runs, {"DSelect-k": None, "Top-k": None})
+    runs = by_model(here, "gate", lambda row: float(row["mse"]))
+    return Comparison(data, "MSE", 4, runs, published)
 
 
 def write_table() -> None:
     """A line for each comparison, into docs/results/papers.md."""
+    finals = two_tasks.with_single_task(tuned.TABLES["final"].read())
+    finals = [row for row in finals if row["setting"] == "tuned"]
+    images, routers, groups = (
+        Rows(study.__name__, study.KEY).read()
+        for study in (multi_mnist, fashion_routers, tasks_in_groups)
+    )
     comparisons = (
-        *(of_movielens(weight) for weight in two_tasks.WEIGHTS),
-        *(of_dselects_movielens(weight) for weight in two_tasks.WEIGHTS),
-        of_images("mnist", "[Multi-MNIST](#multi-mnist)"),
-        of_images("fashion", "[Multi-Fashion](#multi-fashion)"),
-        of_routers(),
-        *(of_groups(tasks) for tasks in PROBLEMS),
+        *(of_movielens(finals, weight) for weight in two_tasks.WEIGHTS),
+        *(of_dselects_movielens(finals, weight) for weight in two_tasks.WEIGHTS),
+        of_images(images, "mnist", "[Multi-MNIST](#multi-mnist)"),
+        of_images(images, "fashion", "[Multi-Fashion](#multi-fashion)"),
+        of_routers(routers),
+        *(of_groups(groups, tasks) for tasks in PROBLEMS),
     )
     lines = [
         "| data | lowest test loss | the others: loss above it | seeds "

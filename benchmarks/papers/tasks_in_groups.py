@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from rows import Row, Rows, cell, replace_table
+from rows import Row, Rows, cell, paired, replace_table
 
 from multigate.model import gates
 from multigate.model.gates.parts.selection import keep_largest
@@ -428,18 +428,18 @@ def differences(rows: list[Row]) -> list[str]:
         by_gate = {found[0]["gate"]: {r["seed"]: r for r in found} for found in finals(rows, tasks)}
         base = by_gate.pop("Top-k", {})
         for gate, found in by_gate.items():
-            seeds = sorted(set(found) & set(base))
-            if not seeds:
+            pairs = paired(found, base)
+            if not pairs:
                 continue
             less = {
-                name: [found[s][name] - base[s][name] for s in seeds]
+                name: [one[name] - other[name] for one, other in pairs]
                 for name in ("mse", "related", "unrelated")
                 if tasks > GROUP or name != "unrelated"
             }
             unrelated = cell(less["unrelated"], 3, "+") if "unrelated" in less else ""
             lines.append(
                 f"| {tasks} | {gate} | {cell(less['mse'], 4, '+')} "
-                f"| {cell(less['related'], 2, '+')} | {unrelated} | {len(seeds)} |"
+                f"| {cell(less['related'], 2, '+')} | {unrelated} | {len(pairs)} |"
             )
     return lines
 

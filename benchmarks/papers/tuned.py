@@ -42,24 +42,22 @@ from pathlib import Path
 from typing import Any
 
 import movielens
-import numpy as np
 import two_tasks
-from rows import Row, Rows, cell, marked, replace_table
+from rows import Row, Rows
 from settings import DSELECT_ENTROPY, entropy_weight, meets_k
-from tuning import expected
+from trials import (
+    FIRST,
+    REST,
+    TRIAL_KEY,
+    best_trial,
+    trial_of,
+    write_best_of,
+    write_pairs,
+    write_rates,
+    write_trials,
+)
 from two_tasks import KEY, WEIGHTS, configuration, described, measure, random_trial, trained_on
 
-FIRST = ("softmax", "topk", "dselect_k", "comet", "moesart")
-REST = (
-    "vmoe",
-    "switch",
-    "xmoe",
-    "expert_choice",
-    "hash",
-    "shared_bottom",
-    *two_tasks.SINGLE_TASKS,
-)
-TRIAL_KEY = ("model", "weight", "trial")
 TABLES = {
     "trial": Rows("tuned_trials", TRIAL_KEY),
     "final": Rows("movielens", KEY),
@@ -156,141 +154,6 @@ def write_tables() -> None:
     write_rates(trials, TABLES["again"].read(), TABLES["changed"].read())
     write_pairs(trials, finals)
     write_best_of(trials)
-
-
-def write_trials(trials: list[Row]) -> None:
-    """The best trial of each model and weight on validation, into docs/results/papers.md."""
-    lines = [
-        "| weight | model | trials | met k | best: val loss x 100 | test loss x 100 | best epoch "
-        "| settings | paper: test loss |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for weight in WEIGHTS:
-        models = {row["model"] for row in trials if row["weight"] == weight}
-        best = {model: best_trial(trials, model, weight) for model in models}
-        for model, row in sorted(best.items(), key=lambda item: item[1]["val_loss"]):
-            found = [r for r in trials if (r["model"], r["weight"]) == (model, weight)]
-            met = sum(r["meets_k"] is not False for r in found)
-            settings = ", ".join(
-                f"{key.rpartition('.')[2]} {value:.3g}" for key, value in row["settings"].items()
-            )
-            theirs = movielens.PUBLISHED.get((model, weight))
-            lines.append(
-                f"| {weight:g} | {model} | {len(found)} | {met} | {100 * row['val_loss']:.2f} "
-                f"| {100 * row['loss']:.2f} | {row['best_epoch']} | {settings} "
-                f"| {f'{theirs[0]:g}' if theirs else ''} |"
-            )
-    replace_table("tuned_trials", lines)
-
-
-def write_rates(trials: list[Row], again: list[Row], changed: list[Row]) -> None:
-    """The test loss of each trial, by learning rate, into docs/results/papers.md.
-
-    Args:
-        trials: of one seed each.
-        again: the same settings with other seeds, where they were trained.
-        changed: with some settings changed, which makes a line of the table.
-    """
-    models = [model for model in (*FIRST, *REST) if any(row["model"] == model for row in trials)]
-    lines = [
-        f"| weight | learning rate | {' | '.join(models)} |",
-        "| --- | --- |" + " --- |" * len(models),
-    ]
-    for weight in WEIGHTS:
-        found = {
-            (row["model"], row["settings"]["train.learning_rate"]): row
-            for row in trials
-            if row["weight"] == weight
-        }
-        for rate in sorted({rate for _, rate in found}):
-            cells = []
-            for model in models:
-                row = found.get((model, rate))
-                if row is None:
-                    cells.append("")
-                    continue
-                seeds = [row, *(r for r in again if all(r[n] == row[n] for n in TRIAL_KEY))]
-                text = cell([100 * r["loss"] for r in seeds], 2)
-                cells.append(f"({text})" if any(r["meets_k"] is False for r in seeds) else text)
-            lines.append(f"| {weight:g} | {rate:.3g} | {' | '.join(cells)} |")
-            same = [
-                row
-                for row in changed
-                if (row["weight"], row["settings"]["train.learning_rate"]) == (weight, rate)
-            ]
-            for change in sorted({row["change"] for row in same}):
-                cells = []
-                for model in models:
-                    seeds = [
-                        row for row in same if (row["model"], row["change"]) == (model, change)
-                    ]
-                    cells.append(cell([100 * row["loss"] for row in seeds], 2) if seeds else "")
-                named = ", ".join(
-                    f"{name.rpartition('.')[2]} {value:g}"
-                    for name, value in json.loads(change).items()
-                )
-                lines.append(f"| {weight:g} | {rate:.3g}, {named} | {' | '.join(cells)} |")
-        theirs = [movielens.PUBLISHED.get((model, weight)) for model in models]
-        cells = [f"{values[0]:g}" if values else "" for values in theirs]
-        lines.append(f"| {weight:g} | the paper's rows | {' | '.join(cells)} |")
-    replace_table("tuned_rates", lines)
-
-
-def write_pairs(trials: list[Row], finals: list[Row]) -> None:
-    """Every two models' difference in test loss, into docs/results/papers.md.
-
-    Args:
-        trials: paired by their number, of which both met k.
-        finals: paired by their seed.
-    """
-    kinds = (
-        ("trials", "trial", [row for row in trials if row["meets_k"] is not False]),
-        ("seeds", "seed", [row for row in finals if row["setting"] == "tuned"]),
-    )
-    run = {row["model"] for _, _, rows in kinds for row in rows}
-    models = [model for model in (*FIRST, *REST) if model in run]
-    lines = [
-        f"| weight | pairs of | model | {' | '.join(f'less {model}' for model in models[:-1])} |",
-        "| --- | --- | --- |" + " --- |" * (len(models) - 1),
-    ]
-    for weight in WEIGHTS:
-        for kind, name, rows in kinds:
-            by_model = {
-                model: {r[name]: r for r in rows if (r["model"], r["weight"]) == (model, weight)}
-                for model in models
-            }
-            for place, model in enumerate(models[1:], 1):
-                cells = []
-                for base in models[:place]:
-                    one, other = by_model[model], by_model[base]
-                    pairs = [(one[n], other[n]) for n in sorted(one.keys() & other.keys())]
-                    less = [100 * (a["loss"] - b["loss"]) for a, b in pairs]
-                    text = f"{cell(less, 2, '+')} ({len(less)})" if less else ""
-                    cells.append(marked(text, pairs, less) if less else "")
-                cells += [""] * (len(models) - 1 - place)
-                lines.append(f"| {weight:g} | {kind} | {model} | {' | '.join(cells)} |")
-    replace_table("tuned_pairs", lines)
-
-
-def write_best_of(trials: list[Row]) -> None:
-    """The expected test loss of the best of some trials, into docs/results/papers.md."""
-    counts = (1, 2, 4, 8)
-    lines = [
-        f"| weight | model | {' | '.join(f'best of {count}' for count in counts)} | trials |",
-        "| --- | --- |" + " --- |" * (len(counts) + 1),
-    ]
-    for weight in WEIGHTS:
-        for model in (*FIRST, *REST):
-            found = [r for r in trials if (r["model"], r["weight"]) == (model, weight)]
-            found = [row for row in found if row["meets_k"] is not False]
-            if not found:
-                continue
-            validation, test = (
-                np.array([row[name] for row in found]) for name in ("val_loss", "loss")
-            )
-            cells = [f"{100 * float(expected(validation, test, count)):.2f}" for count in counts]
-            lines.append(f"| {weight:g} | {model} | {' | '.join(cells)} | {len(found)} |")
-    replace_table("tuned_best_of", lines)
 
 
 def run_together(steps: list[tuple[str, Row]], options: argparse.Namespace) -> None:
@@ -445,35 +308,6 @@ def measure_trial(run: Row, examples: Path, work: Path) -> Row:
         "meets_k": meets_k(found["experts"], k),
         "trained_on": trained_on(),
     }
-
-
-def best_trial(trials: list[Row], model: str, weight: float) -> Row:
-    """The trial with the lowest validation loss, of those that met k where one did.
-
-    Raises:
-        LookupError: no trial of this model and weight yet.
-    """
-    found = [row for row in trials if (row["model"], row["weight"]) == (model, weight)]
-    if not found:
-        raise LookupError(f"{model} at {weight:g}: expected trials before the seeds; received none")
-    kept = [row for row in found if row["meets_k"] is not False]
-    best: Row = min(kept or found, key=lambda row: row["val_loss"])
-    return best
-
-
-def trial_of(trials: list[Row], run: Row) -> Row:
-    """The trial of a run's model, weight and number.
-
-    Raises:
-        LookupError: it has not been run.
-    """
-    for row in trials:
-        if all(row[name] == run[name] for name in TRIAL_KEY):
-            return row
-    raise LookupError(
-        f"trial {run['trial']} of {run['model']} at {run['weight']:g}: expected its row before "
-        "other seeds; received none"
-    )
 
 
 def measure_again(run: Row, trial: Row, examples: Path, work: Path) -> Row:

@@ -16,7 +16,7 @@ from typing import Any
 from rows import Row, Rows, cell, replace_table
 from settings import DSELECT_ENTROPY, SETTINGS, entropy_weight, meets_k, raw_examples
 
-from multigate.configs.baselines import baseline
+from multigate.configs.baselines import SINGLE_TASK, baseline
 from multigate.configs.config import Config
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.sections.base import parse
@@ -61,7 +61,6 @@ PAPER_GATES: dict[str, dict[str, Any]] = {
 TRAINING = {"averaged": {"ema": 0.999}, "paper": {"epochs": 100, "patience": 25}}
 """What a setting changes in the training."""
 FIRST = ("moesart", "topk", "softmax", "dselect_k", "shared_bottom")
-SINGLE_TASKS = ("single_task:watch", "single_task:rating")
 WEIGHTS = (0.9, 0.1)
 KEY = ("model", "weight", "seed", "setting")
 
@@ -298,31 +297,31 @@ def with_single_task(rows: list[Row]) -> list[Row]:
     takes the first task's log loss and AUC from the first and the second one's MSE from the
     second.  Without its partner a model is left out.
     """
-    single = {
-        (row["model"], *(row[name] for name in KEY[1:])): row
-        for row in rows
-        if row["model"].startswith("single_task:")
-    }
-    first, second = SINGLE_TASKS
-    joined = []
-    for (model, *key), one in single.items():
+    shared, single = list[Row](), dict[tuple[Any, ...], Row]()
+    for row in rows:
+        kind, _, task = row["model"].partition(":")
+        if kind == SINGLE_TASK:
+            single[task, *(row[name] for name in KEY[1:])] = row
+        else:
+            shared.append(row)
+    for (task, *key), one in single.items():
+        first, second = one["experts"]  # the tasks, in their order
         other = single.get((second, *key))
-        if model != first or other is None:
+        if task != first or other is None:
             continue
         weight = one["weight"]
-        joined.append(
+        shared.append(
             one
             | {
-                "model": "single_task",
+                "model": SINGLE_TASK,
                 "loss": weight * one["log_loss"] + (1 - weight) * other["mse"],
                 "mse": other["mse"],
-                "experts": {"watch": 1.0, "rating": 1.0},
                 "experts_per_row": one["experts_per_row"] + other["experts_per_row"],
                 "best_epoch": (one["best_epoch"] + other["best_epoch"]) / 2,
                 "epochs": max(one["epochs"], other["epochs"]),
             }
         )
-    return [row for row in rows if not row["model"].startswith("single_task:")] + joined
+    return shared
 
 
 def k_cell(rows: list[Row]) -> str:

@@ -182,12 +182,15 @@ def test_a_row_in_the_unit_of_dselect_k_has_half_the_ratings_error(study: Any) -
     assert study("movielens").in_dselects_unit(row) == pytest.approx(0.9 * 0.36 + 0.1 * 0.37)
 
 
-def test_models_of_one_task_each_make_one_row(study: Any) -> None:
+@pytest.mark.parametrize("first", ["watch", "read"])  # of MovieLens and Book-Crossing
+def test_models_of_one_task_each_make_one_row(study: Any, first: str) -> None:
     two_tasks = study("two_tasks")
     key = {"weight": 0.9, "seed": 1, "setting": "tuned"}
     rest = {"best_epoch": 4, "epochs": 8, "experts_per_row": 1.0, "auc": 0.9}
+    rest |= {"experts": {first: 1.0, "rating": 1.0}}
     # Each is measured on both tasks; what it did not learn is bad.
-    watch = key | rest | {"model": "single_task:watch", "log_loss": 0.3, "mse": 14.0, "loss": 1.67}
+    watch = key | rest | {"model": f"single_task:{first}", "log_loss": 0.3, "mse": 14.0}
+    watch |= {"loss": 1.67}
     rating = key | rest | {"model": "single_task:rating", "log_loss": 9.0, "mse": 0.8, "auc": 0.5}
     rating |= {"loss": 8.18, "best_epoch": 6}
     lonely = watch | {"seed": 2}
@@ -325,7 +328,7 @@ def test_a_trial_again_has_the_trials_settings_and_other_seeds(
     page = tmp_path / "papers.md"
     page.write_text("<!-- tuned_rates -->\n<!-- end tuned_rates -->\n")
     monkeypatch.setattr(study("rows"), "PAGE", page)
-    tuned.write_rates([*others, trial], tuned.TABLES["again"].read(), [])
+    study("trials").write_rates([*others, trial], tuned.TABLES["again"].read(), [])
     assert "| 0.1 | 6e-05 | 41.00 ± 0.58 |" in page.read_text()
     assert "| 0.1 | 0.0004 | 30.00 |" in page.read_text()
 
