@@ -48,6 +48,7 @@ GATES: dict[str, dict[str, Any]] = {
     "topk of all tasks": {"name": "topk", "shared_gate": "all"},
     "moesart": {"name": "moesart"},
     "dselect_k": {"name": "dselect_k", "entropy_weight": 0.1},
+    "dselect_k of all tasks": {"name": "dselect_k", "shared_gate": "all", "entropy_weight": 0.1},
     "dselect_k static": {"name": "dselect_k", "static": True, "entropy_weight": 0.1},
     "comet": {"name": "comet", "entropy_weight": 0.1},
     "vmoe": {"name": "vmoe"},

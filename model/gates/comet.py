@@ -13,8 +13,11 @@ from multigate.model.gates.parts.schedule import (
     check_points,
     piecewise_linear,
 )
-from multigate.model.gates.parts.selection import batch_mean, masked_softmax
+from multigate.model.gates.parts.selection import batch_mean, softmax_of_some
 from multigate.model.gates.parts.smooth_step import saturated, smooth_step
+
+DEAD = -1e30
+"""Stands for the logarithm of zero: finite, and below any sum of a tree's logarithms."""
 
 
 @keras.saving.register_keras_serializable("multigate")
@@ -79,7 +82,7 @@ class Comet(ScheduledGate):
         self.entropy_schedule = check_points(entropy_schedule, "entropy_schedule")
         self.permutation = permutation
         self.permutation_temperature = permutation_temperature
-        self.path_columns = heap_paths(num_experts)
+        self.paths = heap_paths(num_experts)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Create V (D, k(E-1)), c (k(E-1),), A (D, kE), b (kE,) and the permutation's logits."""
@@ -137,7 +140,7 @@ class Comet(ScheduledGate):
         else:
             live, scores = alive, scores + log_p
         flat = (-1, k * E)
-        weights = masked_softmax(ops.reshape(scores, flat), ops.reshape(live, flat))  # (B, kE)
+        weights = softmax_of_some(ops.reshape(scores, flat), ops.reshape(live, flat))  # (B, kE)
         weights = ops.sum(ops.reshape(weights, (-1, k, E)), axis=1)  # (B, E)
         if self.permutation:
             permutation = self.check_logits(ops.convert_to_tensor(self.permutation_logits))
@@ -163,26 +166,27 @@ class Comet(ScheduledGate):
 
         Returns:
             Which leaves are alive, (B, k, E) bool; their log path probabilities, (B, k, E), finite,
-            and -1e30 for dead ones; and the share of saturated decisions, a scalar.
+            and `DEAD` for dead ones; and the share of saturated decisions, a scalar.
         """
         ops = keras.ops
         k, E = self.num_selected, self.num_experts
-        log_p = ops.zeros((ops.shape(x)[0], k, E), dtype=x.dtype)
-        alive = ops.ones_like(log_p, dtype="bool")
         if E == 1:
-            return alive, log_p, ops.ones((), dtype=x.dtype)
+            log_p = ops.zeros((ops.shape(x)[0], k, E), dtype=x.dtype)
+            return ops.ones_like(log_p, dtype="bool"), log_p, ops.ones((), dtype=x.dtype)
         t = self.check_logits(ops.matmul(x, self.split_kernel) + self.split_bias)
         t = ops.reshape(t, (-1, k, E - 1))  # (B, k, E-1)
-        left, right = smooth_step(t, self.gamma)
-        # (B, k, 2(E-1) + 1): every decision's two shares, then the 1 that pads shorter paths.
-        shares = ops.concatenate([left, right, ops.ones_like(left[..., :1])], axis=-1)
+        shares = ops.concatenate(smooth_step(t, self.gamma), axis=-1)  # (B, k, 2(E-1))
         positive = shares > 0
-        logs = ops.log(ops.where(positive, shares, ops.ones_like(shares)))
-        for columns in self.path_columns:  # one row (E,) for each level of the tree
-            log_p = log_p + ops.take(logs, columns, axis=-1)
-            alive = ops.logical_and(alive, ops.take(positive, columns, axis=-1))
+        # A share of zero counts as a logarithm so low that no path recovers from it: one product
+        # with the paths says both how likely a leaf is and whether it is alive.
+        lowest = ops.full_like(shares, DEAD)
+        logs = ops.where(
+            positive, ops.log(ops.where(positive, shares, ops.ones_like(shares))), lowest
+        )
+        log_p = ops.matmul(logs, ops.cast(self.paths, x.dtype))  # (B, k, E)
+        alive = log_p > DEAD / 2
         convergence = batch_mean(ops.mean(ops.cast(saturated(t, self.gamma), x.dtype), (1, 2)))
-        return alive, ops.where(alive, log_p, ops.full_like(log_p, -1e30)), convergence
+        return alive, ops.where(alive, log_p, ops.full_like(log_p, DEAD)), convergence
 
     def get_config(self) -> dict[str, Any]:
         """Arguments from which `from_config` builds the same gate."""
@@ -196,19 +200,20 @@ class Comet(ScheduledGate):
 
 
 def heap_paths(num_leaves: int) -> np.ndarray:
-    """Paths from the leaves of a heap-shaped tree to its root.
+    """Paths from the root of a heap-shaped tree to its leaves.
 
     Returns:
-        (depth, E) int32 columns of [shares that go left (E-1), shares that go right (E-1), 1]; the
-        product of a leaf's columns is its path probability.
+        (2(E-1), E) float32: 1 where a decision's share, of those that go left (E-1) and then those
+        that go right (E-1), is on the path to leaf e; the product of these shares is its path
+        probability.
     """
     E = num_leaves
-    columns = np.full(((E - 1).bit_length(), E), 2 * (E - 1), "int32")
+    paths = np.zeros((2 * (E - 1), E), "float32")
     for leaf in range(E):
-        node, level = E - 1 + leaf, 0
+        node = E - 1 + leaf
         while node > 0:
             parent = (node - 1) // 2
             goes_right = node == 2 * parent + 2
-            columns[level, leaf] = parent + goes_right * (E - 1)
-            node, level = parent, level + 1
-    return columns
+            paths[parent + goes_right * (E - 1), leaf] = 1
+            node = parent
+    return paths
