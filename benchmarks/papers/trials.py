@@ -6,7 +6,7 @@ import movielens
 import numpy as np
 from rows import Row, cell, marked, paired, replace_table
 from tuning import expected
-from two_tasks import WEIGHTS
+from two_tasks import WEIGHTS, learnt_loss
 
 FIRST = ("softmax", "topk", "dselect_k", "comet", "moesart")
 REST = (
@@ -72,7 +72,7 @@ def write_trials(trials: list[Row]) -> None:
             theirs = movielens.PUBLISHED.get((model, weight))
             lines.append(
                 f"| {weight:g} | {model} | {len(found)} | {met} | {100 * row['val_loss']:.2f} "
-                f"| {100 * row['loss']:.2f} | {row['best_epoch']} | {settings} "
+                f"| {100 * learnt_loss(row):.2f} | {row['best_epoch']} | {settings} "
                 f"| {f'{theirs[0]:g}' if theirs else ''} |"
             )
     replace_table("tuned_trials", lines)

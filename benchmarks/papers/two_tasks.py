@@ -324,6 +324,16 @@ def with_single_task(rows: list[Row]) -> list[Row]:
     return shared
 
 
+def learnt_loss(row: Row) -> float:
+    """The row's loss; of a model of one task that task's weighted share, for it learnt no other."""
+    kind, _, task = row["model"].partition(":")
+    if kind != SINGLE_TASK:
+        return float(row["loss"])
+    weight = row["weight"]
+    first, _ = row["experts"]  # the tasks, in their order
+    return float(weight * row["log_loss"] if task == first else (1 - weight) * row["mse"])
+
+
 def k_cell(rows: list[Row]) -> str:
     """Whether the routing of all runs met k; empty for models without k."""
     met = {row["meets_k"] for row in rows}

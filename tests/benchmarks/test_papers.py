@@ -206,6 +206,25 @@ def test_models_of_one_task_each_make_one_row(study: Any, first: str) -> None:
     }
 
 
+@pytest.mark.parametrize("weight", [0.9, 0.1])
+def test_a_trial_of_one_task_has_the_loss_of_that_task(
+    study: Any, weight: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"weight": weight, "trial": 0, "settings": {}, "meets_k": None, "best_epoch": 4}
+    row |= {"val_loss": 0.3, "experts": {"watch": 1.0, "rating": 1.0}, "log_loss": 0.5, "mse": 0.8}
+    row |= {"loss": weight * 0.5 + (1 - weight) * 0.8}
+    names = ("single_task:watch", "single_task:rating", "shared_bottom")
+    page = tmp_path / "papers.md"
+    page.write_text("<!-- tuned_trials -->\n<!-- end tuned_trials -->\n")
+    monkeypatch.setattr(study("rows"), "PAGE", page)
+    study("trials").write_trials([row | {"model": name} for name in names])
+    cells = [line.split(" | ") for line in page.read_text().splitlines()]
+    losses = {one[1]: float(one[5]) for one in cells if one[1:] and one[1] in names}
+    watch, rating, both = (losses[name] for name in names)
+    assert watch == pytest.approx(100 * weight * 0.5, abs=0.006)
+    assert watch + rating == pytest.approx(both, abs=0.011)
+
+
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_beyond_chance_is_students_test(study: Any, seeds: int) -> None:
     from scipy.stats import ttest_1samp
