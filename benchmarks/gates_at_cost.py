@@ -20,7 +20,7 @@ validation value too, by which a user has to choose.
 import argparse
 import shutil
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -66,6 +66,11 @@ LEAST_CHOSEN = {"moesart": 2}  # its router learns from a second one
 CANDIDATES = 100
 BASE = 8
 """Experts of the softmax that the shared bottom and single models are compared with."""
+BUDGETS = (1.1, 1.25, 1.5, 2.0, 4.0)
+"""Costs that a user may allow, shared bottom = 1."""
+MANY = 20
+"""Versions of which a log has to be measured for a panel of the picture and an answer by budget."""
+CHOSEN = "best on validation up to this cost"
 MOST_SHOWN = 5.0
 """Cost up to which the picture shows versions."""
 SECONDS = 2.0
@@ -185,8 +190,10 @@ class Measured:
         return cpu["ours"] / cpu["reference"], cpu["ours"] / CANDIDATES
 
 
-Seeds = dict[tuple[Any, ...], list[Row]]
-"""Rows by their key without the seed."""
+Key = tuple[Any, ...]
+"""Data, gate, experts and chosen."""
+Seeds = dict[Key, list[Row]]
+"""Rows of one version, a row for each seed."""
 
 
 def by_seeds(rows: list[Row]) -> Seeds:
@@ -209,12 +216,13 @@ def write_tables(rows: list[Row]) -> None:
         lines.append(
             f"| {data} | {gate} | {experts} | {chosen} "
             f"| {np.mean([row['evaluated'] for row in same]):.1f} "
-            f"| {np.mean([row['ratio'] for row in same]):.2f} "
+            f"| {cost_of(same):.2f} "
             f"| {cell([row['test_auc'] for row in same], 4)} "
             f"| {cell([row['validation_auc'] for row in same], 4)} | {len(same)} |"
         )
     replace_table("gates at cost", lines, RESULTS / "gates.md")
     replace_table("gates less softmax", differences(found), RESULTS / "gates.md")
+    replace_table("gates by budget", by_budget(found), RESULTS / "gates.md")
 
 
 def differences(found: Seeds) -> list[str]:
@@ -245,40 +253,95 @@ def differences(found: Seeds) -> list[str]:
     return lines
 
 
+def by_budget(found: Seeds) -> list[str]:
+    """The table of what is best on validation, as a user has to choose, at each cost.
+
+    With what it gains on test over the shared bottom.
+    """
+    lines = [
+        f"| data | {' | '.join(f'up to {budget:g}' for budget in BUDGETS)} |",
+        "|" + " --- |" * (1 + len(BUDGETS)),
+    ]
+    for log in broad(found):
+        cells = []
+        for budget in BUDGETS:
+            key = [key for price, key in best_by_cost(found, log) if price <= budget][-1]
+            cells.append(f"{label(key)}: {cell(gains(found, key, 'test_auc'), 4, '+')}")
+        lines.append(f"| {log} | {' | '.join(cells)} |")
+    return lines
+
+
+def best_by_cost(found: Seeds, log: str) -> list[tuple[float, Key]]:
+    """Cost and version, the cheapest first, of what no cheaper one is above on validation."""
+    best, chosen = -np.inf, list[tuple[float, Key]]()
+    for price, key in sorted((cost_of(found[key]), key) for key in found if key[0] == log):
+        gain = float(np.mean(gains(found, key, "validation_auc")))
+        if gain > best:
+            best = gain
+            chosen.append((price, key))
+    return chosen
+
+
+def gains(found: Seeds, key: Key, split: str) -> list[float]:
+    """What a version has more than the shared bottom with the same seed, seed by seed.
+
+    Seeds move all versions alike, so that one with a lucky seed only must not be put beside the
+    mean of three.
+    """
+    bottom = found[key[0], SHARED_BOTTOM, 1, 1]
+    pairs = paired(*({row["seed"]: row for row in rows} for rows in (found[key], bottom)))
+    return [row[split] - other[split] for row, other in pairs]
+
+
+def cost_of(rows: list[Row]) -> float:
+    """CPU of a call over the shared bottom's, mean of the seeds."""
+    return float(np.mean([row["ratio"] for row in rows]))
+
+
+def broad(found: Seeds) -> list[str]:
+    """The logs with at least `MANY` versions."""
+    counts = Counter(key[0] for key in found)
+    return sorted(log for log, count in counts.items() if count >= MANY)
+
+
+def label(key: Key) -> str:
+    """A version's gate, experts and chosen: `topk 8/2`; `softmax 8` where nothing is chosen."""
+    _, gate, experts, chosen = key
+    if gate in BASELINES:
+        return str(gate)
+    chooses = gate in GATES and gate not in WITHOUT_CHOICE
+    return f"{gate} {experts}/{chosen}" if chooses else f"{gate} {experts}"
+
+
 def draw(rows: list[Row]) -> None:
-    """The picture of quality against cost, a panel for each log."""
+    """The picture of quality against cost, a panel for each of the logs with many versions."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     found = by_seeds(rows)
-    logs = sorted({key[0] for key in found})
-    gates = sorted({key[1] for key in found})
-    columns = min(len(logs), 3)
-    lines = -(-len(logs) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(5.5 * columns, 4.5 * lines), squeeze=False)
-    for axis in axes.flat[len(logs) :]:
-        axis.axis("off")
-    for axis, log in zip(axes.flat[: len(logs)], logs, strict=True):
+    logs = broad(found)
+    gates = sorted({key[1] for key in found if key[0] in logs})
+    drawn = dict[str, Any]()
+    figure, axes = plt.subplots(1, len(logs), figsize=(6 * len(logs), 7), squeeze=False)
+    for axis, log in zip(axes.flat, logs, strict=True):
         for place, gate in enumerate(gates):
             same = {key: rows for key, rows in found.items() if key[:2] == (log, gate)}
             points = sorted(
                 (
-                    float(np.mean([row["ratio"] for row in rows])),
-                    *mean_and_error([row["test_auc"] for row in rows]),
-                    f"{key[2]}/{key[3]}"
-                    if gate in GATES and gate not in WITHOUT_CHOICE
-                    else str(key[2]),
+                    cost_of(rows),
+                    *mean_and_error(gains(found, key, "test_auc")),
+                    label(key).removeprefix(gate).strip(),
                 )
                 for key, rows in same.items()
             )
+            style = {"fmt": "osD^vP"[place % 6], "color": mpl.colormaps["tab10"](place % 10)}
             if not points:
                 continue
             x, y, error, names = zip(*points, strict=True)
             bars = [one or 0.0 for one in error]
-            style = {"fmt": "osD^vP"[place % 6], "color": mpl.colormaps["tab20"](place % 20)}
-            axis.errorbar(x, y, bars, **style, label=gate, ms=4, lw=0.8)
+            drawn[gate] = axis.errorbar(x, y, bars, **style, ms=5, lw=0.8)
             for one in zip(x, y, names, strict=True):
                 axis.annotate(
                     one[2],
@@ -289,18 +352,22 @@ def draw(rows: list[Row]) -> None:
                     annotation_clip=True,
                 )
         # A few that are far below all others, or cost many times as much, would squeeze the rest.
-        tests = [np.mean([r["test_auc"] for r in found[key]]) for key in found if key[0] == log]
+        tests = [np.mean(gains(found, key, "test_auc")) for key in found if key[0] == log]
         low, high = float(np.quantile(tests, 0.15)), max(tests)
         if high - min(tests) > 2 * (high - low):
             axis.set_ylim(low - 0.1 * (high - low), None)
+        prices, keys = zip(*best_by_cost(found, log), strict=True)
+        reached = [float(np.mean(gains(found, key, "test_auc"))) for key in keys]
+        (drawn[CHOSEN],) = axis.step(prices, reached, where="post", color="0.6", lw=1, zorder=0)
         axis.set_title(log)
         axis.set_xscale("log", base=2)
         axis.set_xlim(None, min(axis.get_xlim()[1], MOST_SHOWN))
         axis.set_xlabel("CPU a candidate (of 100 in a call), shared bottom = 1")
-        axis.set_ylabel("mean AUC of the binary tasks, test")
-        axis.legend(fontsize=7)
+        axis.set_ylabel("mean AUC of the binary tasks, test, less the shared bottom's")
     figure.tight_layout()
-    figure.savefig(PICTURE, dpi=110)
+    figure.subplots_adjust(bottom=0.2)
+    figure.legend(list(drawn.values()), list(drawn), loc="lower center", ncols=7, fontsize=10)
+    figure.savefig(PICTURE, dpi=90)
     plt.close(figure)
 
 
