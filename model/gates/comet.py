@@ -166,7 +166,7 @@ class Comet(ScheduledGate):
 
         Returns:
             Which leaves are alive, (B, k, E) bool; their log path probabilities, (B, k, E), finite,
-            and `DEAD` for dead ones; and the share of saturated decisions, a scalar.
+            and at most `DEAD` for dead ones; and the share of saturated decisions, a scalar.
         """
         ops = keras.ops
         k, E = self.num_selected, self.num_experts
@@ -186,7 +186,7 @@ class Comet(ScheduledGate):
         log_p = ops.matmul(logs, ops.cast(self.paths, x.dtype))  # (B, k, E)
         alive = log_p > DEAD / 2
         convergence = batch_mean(ops.mean(ops.cast(saturated(t, self.gamma), x.dtype), (1, 2)))
-        return alive, ops.where(alive, log_p, ops.full_like(log_p, DEAD)), convergence
+        return alive, log_p, convergence
 
     def get_config(self) -> dict[str, Any]:
         """Arguments from which `from_config` builds the same gate."""
