@@ -201,7 +201,7 @@ def by_seeds(rows: list[Row]) -> Seeds:
     found: Seeds = defaultdict(list)
     for row in rows:
         found[tuple(row[name] for name in KEY[:-1])].append(row)
-    return found
+    return dict(found)
 
 
 def write_tables(rows: list[Row]) -> None:
@@ -237,8 +237,7 @@ def differences(found: Seeds) -> list[str]:
     ]
     for (data, gate, experts, chosen), rows in sorted(found.items()):
         over = BASE if gate in BASELINES else experts
-        base = found.get((data, "softmax", over, over), [])
-        pairs = paired(*({row["seed"]: row for row in each} for each in (rows, base)))
+        pairs = of_same_seeds(rows, found.get((data, "softmax", over, over), []))
         if gate == "softmax" or len(pairs) < 2:
             continue
         cells = []
@@ -263,9 +262,10 @@ def by_budget(found: Seeds) -> list[str]:
         "|" + " --- |" * (1 + len(BUDGETS)),
     ]
     for log in broad(found):
+        best = best_by_cost(found, log)
         cells = []
         for budget in BUDGETS:
-            key = [key for price, key in best_by_cost(found, log) if price <= budget][-1]
+            key = [key for price, key in best if price <= budget][-1]
             cells.append(f"{label(key)}: {cell(gains(found, key, 'test_auc'), 4, '+')}")
         lines.append(f"| {log} | {' | '.join(cells)} |")
     return lines
@@ -288,9 +288,13 @@ def gains(found: Seeds, key: Key, split: str) -> list[float]:
     Seeds move all versions alike, so that one with a lucky seed only must not be put beside the
     mean of three.
     """
-    bottom = found[key[0], SHARED_BOTTOM, 1, 1]
-    pairs = paired(*({row["seed"]: row for row in rows} for rows in (found[key], bottom)))
+    pairs = of_same_seeds(found[key], found[key[0], SHARED_BOTTOM, 1, 1])
     return [row[split] - other[split] for row, other in pairs]
+
+
+def of_same_seeds(rows: list[Row], others: list[Row]) -> list[tuple[Row, Row]]:
+    """Two versions' rows, for each seed that both have."""
+    return paired(*({row["seed"]: row for row in each} for each in (rows, others)))
 
 
 def cost_of(rows: list[Row]) -> float:
@@ -336,9 +340,9 @@ def draw(rows: list[Row]) -> None:
                 )
                 for key, rows in same.items()
             )
-            style = {"fmt": "osD^vP"[place % 6], "color": mpl.colormaps["tab10"](place % 10)}
             if not points:
                 continue
+            style = {"fmt": "osD^vP"[place % 6], "color": mpl.colormaps["tab10"](place % 10)}
             x, y, error, names = zip(*points, strict=True)
             bars = [one or 0.0 for one in error]
             drawn[gate] = axis.errorbar(x, y, bars, **style, ms=5, lw=0.8)

@@ -66,16 +66,22 @@ def write_trials(trials: list[Row]) -> None:
         for model, row in sorted(best.items(), key=lambda item: item[1]["val_loss"]):
             found = [r for r in trials if (r["model"], r["weight"]) == (model, weight)]
             met = sum(r["meets_k"] is not False for r in found)
-            settings = ", ".join(
-                f"{key.rpartition('.')[2]} {value:.3g}" for key, value in row["settings"].items()
-            )
             theirs = movielens.PUBLISHED.get((model, weight))
             lines.append(
                 f"| {weight:g} | {model} | {len(found)} | {met} | {100 * row['val_loss']:.2f} "
-                f"| {100 * learnt_loss(row):.2f} | {row['best_epoch']} | {settings} "
+                f"| {100 * learnt_loss(row):.2f} | {row['best_epoch']} | {said(row['settings'])} "
                 f"| {f'{theirs[0]:g}' if theirs else ''} |"
             )
     replace_table("tuned_trials", lines)
+
+
+def said(settings: Row) -> str:
+    """Settings as a table says them: `learning_rate 0.000177, units [32]`."""
+    values = {
+        name.rpartition(".")[2]: f"{value:.3g}" if isinstance(value, float) else json.dumps(value)
+        for name, value in settings.items()
+    }
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def write_rates(trials: list[Row], again: list[Row], changed: list[Row]) -> None:
@@ -120,11 +126,8 @@ def write_rates(trials: list[Row], again: list[Row], changed: list[Row]) -> None
                         row for row in same if (row["model"], row["change"]) == (model, change)
                     ]
                     cells.append(cell([100 * row["loss"] for row in seeds], 2) if seeds else "")
-                named = ", ".join(
-                    f"{name.rpartition('.')[2]} {value:g}"
-                    for name, value in json.loads(change).items()
-                )
-                lines.append(f"| {weight:g} | {rate:.3g}, {named} | {' | '.join(cells)} |")
+                named = f"{rate:.3g}, {said(json.loads(change))}"
+                lines.append(f"| {weight:g} | {named} | {' | '.join(cells)} |")
         theirs = [movielens.PUBLISHED.get((model, weight)) for model in models]
         cells = [f"{values[0]:g}" if values else "" for values in theirs]
         lines.append(f"| {weight:g} | the paper's rows | {' | '.join(cells)} |")

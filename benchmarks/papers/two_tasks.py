@@ -309,12 +309,11 @@ def with_single_task(rows: list[Row]) -> list[Row]:
         other = single.get((second, *key))
         if task != first or other is None:
             continue
-        weight = one["weight"]
         shared.append(
             one
             | {
                 "model": SINGLE_TASK,
-                "loss": weight * one["log_loss"] + (1 - weight) * other["mse"],
+                "loss": learnt_loss(one) + learnt_loss(other),
                 "mse": other["mse"],
                 "experts_per_row": one["experts_per_row"] + other["experts_per_row"],
                 "best_epoch": (one["best_epoch"] + other["best_epoch"]) / 2,

@@ -210,7 +210,8 @@ def test_models_of_one_task_each_make_one_row(study: Any, first: str) -> None:
 def test_a_trial_of_one_task_has_the_loss_of_that_task(
     study: Any, weight: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = {"weight": weight, "trial": 0, "settings": {}, "meets_k": None, "best_epoch": 4}
+    row = {"weight": weight, "trial": 0, "meets_k": None, "best_epoch": 4}
+    row |= {"settings": {"train.learning_rate": 0.000177, "model.experts.units": [32]}}
     row |= {"val_loss": 0.3, "experts": {"watch": 1.0, "rating": 1.0}, "log_loss": 0.5, "mse": 0.8}
     row |= {"loss": weight * 0.5 + (1 - weight) * 0.8}
     names = ("single_task:watch", "single_task:rating", "shared_bottom")
@@ -218,6 +219,7 @@ def test_a_trial_of_one_task_has_the_loss_of_that_task(
     page.write_text("<!-- tuned_trials -->\n<!-- end tuned_trials -->\n")
     monkeypatch.setattr(study("rows"), "PAGE", page)
     study("trials").write_trials([row | {"model": name} for name in names])
+    assert page.read_text().count("| learning_rate 0.000177, units [32] |") == 3
     cells = [line.split(" | ") for line in page.read_text().splitlines()]
     losses = {one[1]: float(one[5]) for one in cells if one[1:] and one[1] in names}
     watch, rating, both = (losses[name] for name in names)
