@@ -67,6 +67,7 @@ from multigate.model.evaluation.paired import (
 )
 from multigate.model.evaluation.results import BaselineComparison, BaselineTask, Compared
 from multigate.model.evaluation.scored import Scored
+from multigate.model.evaluation.smearing import Smearing
 from multigate.model.ranker.scores import transform
 
 TRANSFORMED, UNMATCHED, WITHIN = "_transformed", "auc_unmatched", "gauc"
@@ -95,7 +96,7 @@ def compare_with_baseline(
     """
     contract = ours.contract
     labels = rows.labels(contract)
-    theirs, factors = _their_scores(ours, baseline, rows, examples)
+    theirs, smeared = _their_scores(ours, baseline, rows, examples)
     lists, new = rows.lists(contract), unmatched(contract, rows)
     found: dict[str, BaselineTask] = {}
     areas: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -124,7 +125,7 @@ def compare_with_baseline(
                 metric: _compared(resamples, metric, values, other[metric][0], part)
                 for metric, (values, part) in mine.items()
             },
-            "note": _note(baseline.tasks[name], factors.get(name)),
+            "note": _note(baseline.tasks[name], smeared.get(name)),
         }
     result: BaselineComparison = {
         "name": LIGHTGBM,
@@ -274,7 +275,7 @@ def _ranking(
 
 def _their_scores(
     ours: Scored, baseline: LightGBM, rows: Rows, examples: Path | None
-) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+) -> tuple[dict[str, np.ndarray], dict[str, Smearing]]:
     """The baseline's scores, corrected as the export corrected ours, if it did.
 
     Args:
@@ -284,8 +285,8 @@ def _their_scores(
         examples: whose validation split says how far scores are off.
 
     Returns:
-        By task, scores (N,) in own units; and the factor of the smeared tasks, absent where it does
-        not lower a task's error.
+        By task, scores (N,) in own units; and how tasks are smeared, absent where that does not
+        lower a task's error.
     """
     uncalibrated = ours.calibration == "none" and not ours.smeared
     if uncalibrated and ours.positive_by is None:  # a checkpoint
@@ -309,19 +310,22 @@ def _their_scores(
         ours.weight,
     )
     means = {name: p for name, p in found.means.items() if name in ours.smeared}
-    factors = {name: one for name, one in found.factors.items() if name in ours.smeared}
-    return found.scores | means, factors
+    smeared = {name: one for name, one in found.smeared.items() if name in ours.smeared}
+    return found.scores | means, smeared
 
 
-def _note(fitted: TaskFit, factor: float | None) -> str:
-    """How a task was trained, in words, and the factor of its smearing, if any."""
+def _note(fitted: TaskFit, smearing: Smearing | None) -> str:
+    """How a task was trained, in words, and how it is smeared, if it is."""
     said = []
     if fitted.setting is not None:
         leaves, rate, least, ids, counts = fitted.setting
         said.append(f"{fitted.trees} trees of {leaves} leaves, rate {rate:g}, {least} rows a leaf")
         said += [] if ids else ["no splits on ids" + ("" if counts else " or their counts")]
-    if factor is not None:
-        said.append(f"corrected to the mean by a factor of {factor:.3g}, as ours is")
+    if smearing is not None:
+        power = "" if smearing.power == 1 else f" and a power of {smearing.power:.3g}"
+        said.append(
+            f"corrected to the mean by a factor of {smearing.factor:.3g}{power}, as ours is"
+        )
     return "; ".join([*said, *([fitted.note] if fitted.note else [])])
 
 

@@ -11,7 +11,7 @@ where z estimates them.
                until their mean labels rise (Zadrozny and Elkan 2002), and each pool gives a knot
                (mean z, logit of its rate or mean y).  Below the first and above the last knot the
                slope is 1.
-    auto       platt; isotonic where it is better by more than `_CLEARLY` standard errors.
+    auto       platt; isotonic where it is better by more than `CLEARLY` standard errors.
 
 The loss `zero_inflated` gives an amount, which is not below 0 and has a long tail: its curve is a
 factor, the labels' sum over the scores', under every method.  A line of free height would make
@@ -54,9 +54,9 @@ from multigate.model.ranker import scores
 Method = Literal["platt", "isotonic"]
 
 _BINS = 50
-_FEWEST = 20
+FEWEST = 20
 """Labels; and of a binary task's rarer class, a tenth of it."""
-_CLEARLY = 2.0
+CLEARLY = 2.0
 _SMALLEST_GAP = 1e-3
 """Closer knots are pooled: the curve would be so steep that rounding of z shows in the score."""
 
@@ -156,7 +156,7 @@ def fit(
         if reason := _unfit(task, y):
             found.left[name] = reason
             continue
-        late = _late(len(y), None if times is None else times[known])
+        late = second_half(len(y), None if times is None else times[known])
         w = np.ones(len(y)) if weights is None else weights[known].astype(np.float64)
         w /= w.mean()
         curve, used, reason = _choose(task, statistics.tasks[name], method, z, y, w, late)
@@ -180,7 +180,7 @@ def _unfit(task: Task, y: np.ndarray) -> str:
     if len(y) == 0 or np.ptp(y) == 0:
         return f"its {len(y)} validation labels are all alike"
     rarer = min(np.sum(y > 0.5), np.sum(y <= 0.5)) if task.type == "binary" else len(y)
-    if len(y) < _FEWEST or 10 * rarer < _FEWEST:
+    if len(y) < FEWEST or 10 * rarer < FEWEST:
         return f"its {len(y)} validation labels are too few to fit a curve and to check it"
     return ""
 
@@ -213,7 +213,7 @@ def _choose(
     if method == "auto" and "isotonic" in fits:
         other = _cross_fitted(fits["isotonic"], z, y, w, late)
         gain = w * (loss(checked) - loss(other))
-        if gain.mean() > _CLEARLY * gain.std() / np.sqrt(len(y)):
+        if gain.mean() > CLEARLY * gain.std() / np.sqrt(len(y)):
             used, checked = "isotonic", other
     curve = fits[used](z, y, w)
     if curve is None:
@@ -232,7 +232,7 @@ def _choose(
     return curve, used, ""
 
 
-def _late(rows: int, times: np.ndarray | None) -> np.ndarray:
+def second_half(rows: int, times: np.ndarray | None) -> np.ndarray:
     """The second half of the rows by time, (rows,) bool; at random where times do not part them."""
     if times is not None:
         late: np.ndarray = times > np.median(times)

@@ -17,9 +17,9 @@ from multigate.configs.files import SAMPLED, TIME
 from multigate.configs.sections.model import CalibrationMethod
 from multigate.configs.statistics import Statistics
 from multigate.model.data.rows import Rows
-from multigate.model.evaluation import calibration
+from multigate.model.evaluation import calibration, smearing
 from multigate.model.evaluation.negatives import negative_shares
-from multigate.model.evaluation.smearing import smear, smearing_factors
+from multigate.model.evaluation.smearing import Smearing
 from multigate.model.ranker import scores
 
 _SMALLEST = 1e-7  # of a probability, whose logit is to be finite
@@ -31,12 +31,12 @@ class Corrected(NamedTuple):
     Attributes:
         scores: by task, corrected for downsampled negatives and calibrated.
         means: by task, smeared as well where that lowers the error on validation.
-        factors: of the smeared tasks.
+        smeared: how, by task.
     """
 
     scores: dict[str, np.ndarray]
     means: dict[str, np.ndarray]
-    factors: dict[str, float]
+    smeared: dict[str, Smearing]
 
 
 def corrected(
@@ -99,15 +99,15 @@ def corrected(
         }
         for split, of in logits.items()
     }
-    factors = smearing_factors(contract, statistics, right["held out"], labels, weights)
-    found = Corrected({}, {}, factors)
+    smeared = smearing.fit(contract, statistics, right["held out"], labels, times, weights)
+    found = Corrected({}, {}, smeared)
     for name, task in contract.tasks.items():
         of_task, z = statistics.tasks[name], right["measured"][name]
         score = scores.score(task, of_task, z.astype(np.float32))
         found.scores[name] = np.asarray(keras.ops.convert_to_numpy(score), np.float64)
         found.means[name] = found.scores[name]
-        if name in factors:
-            found.means[name] = smear(task, z * of_task.std + of_task.mean, factors[name])
+        if name in smeared:
+            found.means[name] = smeared[name].scores(task, z * of_task.std + of_task.mean)
     return found
 
 

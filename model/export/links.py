@@ -13,8 +13,8 @@ is exact on average.  Sampled negatives, of items that the log does not show, ar
 impressions; no correction is known for them.
 
 Smearing (`model.evaluation.smearing`).  A task trained on log(1 + y) predicts the mean of that, and
-its inverse is near y's median.  The mean of y is estimated by S * exp(prediction) - 1, with S from
-the validation split: the logit plus log(S) / std.
+its inverse is near y's median.  The mean of y is estimated by S * exp(c * prediction) - 1, with S
+and c from the validation split: a line on the logit.
 
 Calibration is fitted to logits that are corrected for downsampling.  Because the validation split
 is not downsampled, it would correct downsampled negatives by itself; fitted this way, it does not
@@ -35,10 +35,10 @@ from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import Examples, encode
 from multigate.model.data.rows import read_rows
 from multigate.model.evaluation import calibration as calibrations
+from multigate.model.evaluation import smearing as smearings
 from multigate.model.evaluation.calibration import Calibration, CalibrationReport, Curve
 from multigate.model.evaluation.evaluate import Predictions
 from multigate.model.evaluation.negatives import negative_shares
-from multigate.model.evaluation.smearing import smearing_factors
 from multigate.model.ranker import scores
 
 
@@ -56,9 +56,10 @@ class NegativesReport(TypedDict):
 
 
 class SmearingReport(TypedDict):
-    """The factor of one task, and its RMSE on test rows; None where no test row has a label."""
+    """Factor and power of one task, and its RMSE on test rows; None where none has a label."""
 
     factor: float
+    power: float
     before: float | None
     after: float | None
 
@@ -96,7 +97,7 @@ def fit(
         return {}, {}
     held_out = read_rows(examples, "validation").once()
     validation = encode(held_out, encoder, loaded.config.row_weight)
-    weights = validation.weights
+    weights, times = validation.weights, held_out.integers(TIME)
     logits = Predictions(loaded.ranker, contract, statistics, validation).logits
     report: LinkReport = {}
     if loaded.config.row_weight is not None:
@@ -121,7 +122,6 @@ def fit(
     shown = {task: z + offsets.get(task, 0.0) for task, z in predictions.logits.items()}
     if options.calibration != "none":
         method = options.calibration
-        times = held_out.integers(TIME)
         fitted = calibrations.fit(
             contract, statistics, method, corrected, validation.labels, times, weights
         )
@@ -134,17 +134,25 @@ def fit(
             {task: _numpy(z) for task, z in calibrations.apply(curves, found).items()}
             for found in (logits, predictions.logits)
         )
-        factors = smearing_factors(contract, statistics, calibrated, validation.labels, weights)
+        smeared = smearings.fit(contract, statistics, calibrated, validation.labels, times, weights)
         report["smearing"] = {}
-        for task, factor in factors.items():
-            offset = float(np.log(factor)) / statistics.tasks[task].std
-            curves[task] = shift_output(curves.get(task, shift(0.0)), offset)
+        for task, smearing in smeared.items():
+            mean, std = statistics.tasks[task].mean, statistics.tasks[task].std
+            # On the logit z, of which the prediction is z * std + mean.
+            slope = smearing.power
+            offset = ((slope - 1) * mean + float(np.log(smearing.factor))) / std
+            curves[task] = line_of_output(curves.get(task, shift(0.0)), slope, offset)
             labels = rows.labels[:, list(contract.tasks).index(task)]
             before, after = (
-                rmse(contract, statistics, task, served[task] + by, labels, rows.weights)
-                for by in (0.0, offset)
+                rmse(contract, statistics, task, z, labels, rows.weights)
+                for z in (served[task], slope * served[task] + offset)
             )
-            report["smearing"][task] = {"factor": factor, "before": before, "after": after}
+            report["smearing"][task] = {
+                "factor": smearing.factor,
+                "power": smearing.power,
+                "before": before,
+                "after": after,
+            }
     return curves, report
 
 
@@ -173,9 +181,10 @@ def shift_input(curve: Curve, offset: float) -> Curve:
     return curve._replace(x=(curve.x - offset).astype(np.float32))
 
 
-def shift_output(curve: Curve, offset: float) -> Curve:
-    """The curve plus an offset."""
-    return curve._replace(y=(curve.y + offset).astype(np.float32))
+def line_of_output(curve: Curve, slope: float, offset: float) -> Curve:
+    """The curve times a slope, plus an offset."""
+    y = (slope * curve.y + offset).astype(np.float32)
+    return curve._replace(y=y, slope=slope * curve.slope)
 
 
 def rmse(

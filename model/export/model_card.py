@@ -89,9 +89,9 @@ def text(
             lines.append(f"- {name} is not calibrated: {reason}.")
     for name, found in metrics.get("smearing", {}).items():
         lines.append(
-            f"- {name} is trained on the label's logarithm; its score times {found['factor']:.3f} "
-            "(the smearing factor, of the label plus 1) estimates the mean instead of roughly "
-            "the median."
+            f"- {name} is trained on the label's logarithm, whose inverse is near the median; its "
+            f"score plus 1, to the power of {found['power']:.3f} and times {found['factor']:.3f} "
+            "(smearing), estimates the mean of the label plus 1."
         )
     corrected = metrics.get("negatives")
     if corrected is not None:

@@ -20,7 +20,7 @@ from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import read_split
 from multigate.model.data.raw import raw_values
 from multigate.model.data.rows import Rows, read_rows
-from multigate.model.evaluation import calibration
+from multigate.model.evaluation import calibration, smearing
 from multigate.model.evaluation.calibration import sigmoid
 from multigate.model.evaluation.comparison import compare
 from multigate.model.evaluation.evaluate import Predictions
@@ -118,23 +118,27 @@ def test_smearing_estimates_the_mean_of_what_was_trained_on_its_logarithm(case) 
     labels = np.full((50_000, 3), np.nan)
     labels[:, 1] = np.expm1(z * of_task.std + of_task.mean + rng.normal(0, 0.8, 50_000))
     logits = dict.fromkeys(contract.tasks, z)
-    factors = links.smearing_factors(contract, statistics, logits, labels)
-    assert factors == {"dwell": pytest.approx(np.exp(0.8**2 / 2), rel=0.02)}
-    offset = np.log(factors["dwell"]) / of_task.std
-    score = np.expm1((z + offset) * of_task.std + of_task.mean)
+    found = smearing.fit(contract, statistics, logits, labels)
+    assert list(found) == ["dwell"]
+    predicted = z * of_task.std + of_task.mean
+    assert found["dwell"].power == pytest.approx(1, abs=0.05)
+    # Not at the mean prediction of 0: factor and power trade there.
+    raised = found["dwell"].power * predicted.mean() + np.log(found["dwell"].factor)
+    assert raised - predicted.mean() == pytest.approx(0.8**2 / 2, abs=0.05)
+    score = found["dwell"].scores(contract.tasks["dwell"], predicted)
     assert score.mean() == pytest.approx(labels[:, 1].mean(), rel=0.02)
     # Low predictions err more: the factor is of the sums, and no score is better times another one.
     noise = rng.normal(0, np.where(z < 0, 1.0, 0.6))
     labels[:, 1] = np.expm1(z * of_task.std + of_task.mean + noise)
-    (factor,) = links.smearing_factors(contract, statistics, logits, labels).values()
-    of_factor = factor * np.exp(z * of_task.std + of_task.mean) - 1
+    (one,) = smearing.fit(contract, statistics, logits, labels).values()
+    of_factor = one.factor * np.exp(one.power * predicted) - 1
     assert of_factor.mean() == pytest.approx(labels[:, 1].mean(), rel=1e-3)
     # Where the residuals are few and wild, it does not help, and is left out.
     labels[:, 1] = np.expm1(z * of_task.std + of_task.mean)
     labels[:5, 1] *= 1e4
     labels[5:25, 1] = 0.0
-    found = links.smearing_factors(contract, statistics, logits, labels)
-    assert found == {} or found["dwell"] < 2
+    wild = smearing.fit(contract, statistics, logits, labels)
+    assert wild == {} or wild["dwell"].factor < 2
 
 
 def test_a_row_of_weight_three_counts_like_three_rows(case) -> None:
@@ -145,16 +149,18 @@ def test_a_row_of_weight_three_counts_like_three_rows(case) -> None:
     of_task = statistics.tasks["dwell"]
     labels = np.full((3000, 3), np.nan)
     labels[:, 0], labels[:, 2] = rng.random((2, 3000)) < 0.3
-    labels[:, 1] = np.expm1(z * of_task.std + of_task.mean + rng.normal(0, 0.8, 3000))
+    noise = rng.normal(0, np.where(z < 0, 1.0, 0.5))
+    labels[:, 1] = np.expm1(z * of_task.std + of_task.mean + noise)
     weights = rng.integers(0, 4, 3000)
     repeated = np.repeat(np.arange(3000), weights)
     logits = dict.fromkeys(contract.tasks, z)
     of_repeated = {task: values[repeated] for task, values in logits.items()}
-    once = links.smearing_factors(contract, statistics, logits, labels, weights)
-    assert once == pytest.approx(
-        links.smearing_factors(contract, statistics, of_repeated, labels[repeated])
-    )
-    assert once != pytest.approx(links.smearing_factors(contract, statistics, logits, labels))
+    times = np.arange(3000)
+    once = smearing.fit(contract, statistics, logits, labels, times, weights)["dwell"]
+    expected = smearing.fit(contract, statistics, of_repeated, labels[repeated], times[repeated])
+    assert once == pytest.approx(expected["dwell"], rel=1e-3)
+    equal = smearing.fit(contract, statistics, logits, labels, times)["dwell"]
+    assert once != pytest.approx(equal, rel=1e-3)
     given = (np.zeros(3000, bool), weights)
     shares = links.negative_shares(contract, 0.25, ("click",), labels, *given)
     assert shares == pytest.approx(
@@ -220,8 +226,8 @@ def test_an_export_corrects_and_smears_and_says_so(case, tmp_path) -> None:
     z = np.asarray(loaded.ranker.forward(loaded.encoder(table)).logits["dwell"], np.float64)
     of_task = loaded.encoder.statistics.tasks["dwell"]
     smeared = metrics["smearing"].get("dwell")
-    factor = 1.0 if smeared is None else smeared["factor"]
-    # Calibration first, then the factor.
+    factor, power = (1.0, 1.0) if smeared is None else (smeared["factor"], smeared["power"])
+    # Calibration first, then power and factor.
     validation = read_split(case.examples, "validation", loaded.encoder)
     logits = Predictions(loaded.ranker, contract, loaded.encoder.statistics, validation).logits
     fitted = calibration.fit(
@@ -231,7 +237,7 @@ def test_an_export_corrects_and_smears_and_says_so(case, tmp_path) -> None:
     if "dwell" in fitted.left:
         assert metrics["calibration"]["left_as_they_are"]["dwell"] == fitted.left["dwell"]
     calibrated = curve.y[0] + curve.slope * (z - curve.x[0])
-    expected = factor * np.exp(calibrated * of_task.std + of_task.mean) - 1
+    expected = factor * np.exp(power * (calibrated * of_task.std + of_task.mean)) - 1
     np.testing.assert_allclose(scores["dwell"], expected, rtol=1e-3)
     labels = table["label/click"].to_numpy()
     loss = metrics["calibration"]["tasks"]["click"]["after"]["log_loss"]
