@@ -1,7 +1,7 @@
 """What each part of the ranker is worth: the preset, and the preset with one part changed.
 
     python benchmarks/ablation.py --config deskdrop --data FOLDER --work FOLDER [--seeds 3]
-        [--page docs/modelling.md]
+        [--variants whole "without a teacher" ...] [--page docs/modelling.md]
 
 Makes the examples once with as-of rates and once without, trains each variant with each seed and
 measures the test split: AUC of binary tasks, RMSE over the label's deviation on the training scale
@@ -25,7 +25,8 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 WITHOUT_RATES = "without as-of rates"
 BEFORE = "none of rates, id dropout, wide term, match and length"
 ONE_WIDE = "one expert as wide as all"
-LISTS, WIDE, GATE, TEACHER = "model.lists", "model.wide", "model.gate", "train.teacher"
+LISTS, WIDE, TEACHER = "model.lists", "model.wide", "train.teacher"
+GATE, SHARED = "model.gate", "model.shared_gate"
 ONE_EXPERT = {GATE: {"name": "softmax"}, "model.experts.count": 1}
 VARIANTS: dict[str, dict[str, Any]] = {
     "whole": {},
@@ -37,8 +38,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "without length of lists": {LISTS: {"length": False, "match": True}},
     BEFORE: {"model.id_dropout": 0.0, WIDE: None, LISTS: {"length": False, "match": False}},
     "with held embeddings": {WIDE: {"embeddings": 10.0}},
-    "one gate of all tasks": {"model.shared_gate": "all"},
-    "softmax over all experts": {GATE: {"name": "softmax"}},
+    "a gate of each task": {SHARED: "none"},
+    "static DSelect-k": {
+        GATE: {"name": "dselect_k", "num_selected": 2, "static": True, "entropy_weight": 0.1},
+        SHARED: "none",
+    },
+    "softmax of each task": {GATE: {"name": "softmax"}, SHARED: "none"},
     "one expert": ONE_EXPERT,
     ONE_WIDE: ONE_EXPERT,
 }
@@ -52,6 +57,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the log")
     parser.add_argument("--work", type=Path, required=True, help="folder for examples")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... of each variant")
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--page", type=Path, help="Markdown page to write the table into")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -60,7 +66,9 @@ def main() -> None:
     name = load(options.config).name
     rows = Rows(f"ablation_{name}", ("variant", "seed"), RESULTS)
     wanted = [
-        {"variant": variant, "seed": seed} for seed in range(options.seeds) for variant in VARIANTS
+        {"variant": variant, "seed": seed}
+        for seed in range(options.seeds)
+        for variant in options.variants
     ]
     rows.run(wanted, lambda key: run(options, key["variant"], key["seed"]))
     lines = draw(rows.read())
@@ -95,7 +103,8 @@ def run(options: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
         job.run(config, options.data, examples)
     shutil.rmtree(options.work / "run", ignore_errors=True)  # with what an interruption left
     checkpoint = options.work / "run" / "checkpoint"
-    trained = train.train(config, examples, checkpoint, progress=False)
+    scores = options.work / f"{examples.name}.teacher"  # of all variants on these examples
+    trained = train.train(config, examples, checkpoint, progress=False, teacher_scores=scores)
     found = measure(checkpoint, examples)
     return found | {"best_epoch": trained["best_epoch"], "epochs": trained["epochs"]}
 
@@ -138,16 +147,12 @@ def measure(checkpoint: Path, examples: Path) -> dict[str, Any]:
 def draw(rows: list[Row]) -> list[str]:
     """The table in Markdown: mean over the seeds, and its standard error."""
     tasks = list(rows[0]["measures"])
-    seeds = len({row["seed"] for row in rows})
-    lines = [
-        f"| {seeds} seed{'s' * (seeds > 1)} | " + " | ".join(tasks) + " |",
-        "| --- |" + " --- |" * len(tasks),
-    ]
+    lines = [f"| variant | seeds | {' | '.join(tasks)} |", "|" + " --- |" * (2 + len(tasks))]
     for variant in VARIANTS:
         found = [row["measures"] for row in rows if row["variant"] == variant]
         if found:
             cells = [cell([measures[task] for measures in found], 4) for task in tasks]
-            lines.append(f"| {variant} | " + " | ".join(cells) + " |")
+            lines.append(f"| {variant} | {len(found)} | {' | '.join(cells)} |")
     return lines
 
 

@@ -4,8 +4,9 @@
     python benchmarks/papers/deskdrop.py --table
 
 FOLDER of the data holds users_interactions.csv(.zip). The model is the preset's with one gate after
-the other; k = 2 where a gate selects. Measures are those of `multigate evaluate` on the test split,
-with 95 % intervals by user of the first seed. Rows go to docs/results/papers/deskdrop.jsonl.
+the other, each task having one of its own; k = 2 where a gate selects. Measures are those of
+`multigate evaluate` on the test split, with 95 % intervals by user of the first seed. Rows go to
+docs/results/papers/deskdrop.jsonl.
 """
 
 import argparse
@@ -59,7 +60,8 @@ def configuration(run: Row) -> Config:
     values = load("deskdrop").model_dump(mode="json")
     values["train"]["seed"] = run["seed"]
     if run["model"] in GATES:
-        values["model"]["gate"] = {"name": run["model"]} | GATES[run["model"]]
+        gate = {"name": run["model"]} | GATES[run["model"]]
+        values["model"] |= {"gate": gate, "shared_gate": "none"}
         return parse(Config, values, "table")
     return baseline(parse(Config, values, "table"), run["model"])
 

@@ -14,7 +14,9 @@ PRESET_FILES = Path(__file__).parents[2] / "configs/presets"
 
 
 def preset(name: str = "deskdrop") -> dict:
-    return yaml.safe_load((PRESET_FILES / f"{name}.yaml").read_text())
+    values = yaml.safe_load((PRESET_FILES / f"{name}.yaml").read_text())
+    values["model"].pop("shared_gate", None)  # which excludes what some cases are about
+    return values
 
 
 def refusal(values: dict) -> str:
