@@ -17,23 +17,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ablation import RESULTS, measure
+from ablation import ONE_EXPERT, RESULTS, VARIANTS, measure
 from drafts_invented import LOGS, drafted
-from papers.rows import Row, Rows, cell, is_beyond_chance, mean_and_error, replace_table
+from papers.rows import Row, Rows, cell, marked, mean_and_error, paired, replace_table
 
 from multigate.jobs.tune import with_settings
 from multigate.model.training import train
 
-GATE, SHARED = "model.gate", "model.shared_gate"
 DRAFTS = "Top-k of all tasks"
 GATES: dict[str, dict[str, Any]] = {
     DRAFTS: {},
-    "static DSelect-k": {
-        GATE: {"name": "dselect_k", "num_selected": 2, "static": True, "entropy_weight": 0.1},
-        SHARED: "none",
-    },
-    "softmax of each task": {GATE: {"name": "softmax"}, SHARED: "none"},
-    "shared bottom": {GATE: {"name": "softmax"}, "model.experts.count": 1},
+    **{name: VARIANTS[name] for name in ("static DSelect-k", "softmax of each task")},
+    "shared bottom": ONE_EXPERT,
 }
 """Settings of a draft that differ, by dotted name."""
 KEY = ("log", "gate", "seed")
@@ -70,18 +65,17 @@ def write_tables(rows: list[Row]) -> None:
     """
     less = [f"mean AUC on {split}, less {DRAFTS} | logs ahead" for split in SPLITS]
     lines = [f"| gate | logs, seeds | {' | '.join(less)} |", "|" + " --- |" * 6]
-    runs = {(row["log"], row["seed"], row["gate"]): row["measures"] for row in rows}
+    runs = {gate: {(r["log"], r["seed"]): r for r in rows if r["gate"] == gate} for gate in GATES}
     for gate in [name for name in GATES if name != DRAFTS]:
-        both = [key[:2] for key in runs if key[2] == gate and (*key[:2], DRAFTS) in runs]
-        cells = [gate, f"{len({log for log, _ in both})}, {len({seed for _, seed in both})}"]
+        pairs = paired(runs[gate], runs[DRAFTS])
+        cells = [gate, ", ".join(str(len({row[key] for row, _ in pairs})) for key in KEY[::2])]
         for split in SPLITS:
             of_log = defaultdict(list)
-            for log, seed in both:
-                one, other = (runs[log, seed, name] for name in (gate, DRAFTS))
-                of_log[log].append(one[f"mean AUC, {split}"] - other[f"mean AUC, {split}"])
+            for row, other in pairs:
+                one, base = (r["measures"][f"mean AUC, {split}"] for r in (row, other))
+                of_log[row["log"]].append(one - base)
             means = [mean_and_error(values)[0] for values in of_log.values()]
-            text = cell(means, 4, "+")
-            cells.append(f"**{text}**" if is_beyond_chance(means) else text)
+            cells.append(marked(cell(means, 4, "+"), pairs, means))
             cells.append(str(sum(mean > 0 for mean in means)))
         lines.append(f"| {' | '.join(cells)} |")
     replace_table("drafts' gates", lines, RESULTS / "gates.md")

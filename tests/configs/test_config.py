@@ -14,9 +14,7 @@ PRESET_FILES = Path(__file__).parents[2] / "configs/presets"
 
 
 def preset(name: str = "deskdrop") -> dict:
-    values = yaml.safe_load((PRESET_FILES / f"{name}.yaml").read_text())
-    values["model"].pop("shared_gate", None)  # which excludes what some cases are about
-    return values
+    return yaml.safe_load((PRESET_FILES / f"{name}.yaml").read_text())
 
 
 def refusal(values: dict) -> str:
@@ -345,6 +343,7 @@ def edit(values: dict, path: str, value: object) -> dict:
 def test_contradictions_are_refused(path, value, message):
     values = preset()
     values["contract"]["features"]["seat"] = {"kind": "position", "side": "context"}
+    del values["model"]["shared_gate"]  # it excludes gates of single tasks
     edit(values, path, value)
     assert message in refusal(values)
 
@@ -471,6 +470,7 @@ def test_a_learnt_variance_beside_that_of_a_density_is_refused():
 def test_a_sampled_gate_learns_from_one_tasks_rows(place):
     """In a funnel the loss of a task depends on the draws of two gates, and trains one of them."""
     values = preset()
+    del values["model"]["shared_gate"]
     binary = [n for n, t in values["contract"]["tasks"].items() if t["type"] == "binary"]
     first, second = binary[1:3]
     task = (first, second)[place]

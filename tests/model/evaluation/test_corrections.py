@@ -207,7 +207,9 @@ def test_row_weights_count_in_the_corrections(tiny: Any, examples: Path) -> None
     found, alike = (put_right(weight, "none") for weight in ("meta/mine", None))
     known = ~np.isnan(y[:, 1])
     for one, w in ((found, weights[known]), (alike, np.ones(known.sum()))):
-        assert "dwell" in one.smeared
+        factor, power = one.smeared["dwell"]
+        sums = np.sum(w * (1 + y[known, 1])), np.sum(w * (1 + one.scores["dwell"][known]) ** power)
+        assert factor == pytest.approx(sums[0] / sums[1], rel=1e-4)
         means = (np.average(of[known], weights=w) for of in (y[:, 1], one.means["dwell"]))
         assert next(means) == pytest.approx(next(means), rel=1e-4)
     assert found.smeared["dwell"].factor != pytest.approx(alike.smeared["dwell"].factor, rel=0.01)

@@ -69,8 +69,7 @@ def test_a_power_has_to_help_on_rows_that_it_was_not_fitted_to() -> None:
     times = np.arange(len(z))
     rise = np.where(times < len(z) / 2, 0.4, 1.2)
     labels = np.exp(2 + rise * (z - 2) + rng.normal(0, 0.4, len(z))) - 1
-    found = fit_task(task(), z, labels, times)
-    assert found is None or found.power == 1
+    assert fit_task(task(), z, labels, times) is None  # and a factor alone does not help either
     # Where both halves hold both, their mean is one.
     mixed = fit_task(task(), z, labels, rng.permutation(times))
     assert mixed is not None
