@@ -18,7 +18,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 PAGES = {
     "drafts_gates": ("drafts_gates", "gates.md"),
-    "gates_at_cost": ("gates_at_cost", "gates.md"),
+    "gates_page": ("gates_at_cost", "gates.md"),
     "recall": ("candidates", "candidates.md"),
 }
 
