@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 from multigate.model.gates.parts.base import Properties, Routing, Tensor, derive_seed, entropy
+from multigate.model.gates.parts.linear import product
 from multigate.model.gates.parts.permutation import permutation_matrix, round_permutation
 from multigate.model.gates.parts.schedule import (
     Points,
@@ -52,6 +53,7 @@ class Comet(ScheduledGate):
     """
 
     has_static = False
+    reads_products = True
     input_weights = (("kernel", "bias"), ("split_kernel", "split_bias"))
 
     def __init__(
@@ -130,9 +132,9 @@ class Comet(ScheduledGate):
         ops = keras.ops
         k, E = self.num_selected, self.num_experts
         step = self.read_step(training)
-        scores = self.check_logits(ops.matmul(x, self.kernel) + self.bias)  # (B, kE)
+        scores = self.check_logits(product(x, self.kernel) + self.bias)  # (B, kE)
         scores = ops.reshape(scores, (-1, k, E))  # (B, k, E)
-        alive, log_p, convergence = self._paths(x)
+        alive, log_p, convergence = self._paths(x) if E > 1 else _one_leaf(scores)
         hard = self.hardened and not training
         if hard:
             # The likeliest leaf of each tree gets the whole probability of the tree: log p = 0.
@@ -170,12 +172,9 @@ class Comet(ScheduledGate):
         """
         ops = keras.ops
         k, E = self.num_selected, self.num_experts
-        if E == 1:
-            log_p = ops.zeros((ops.shape(x)[0], k, E), dtype=x.dtype)
-            return ops.ones_like(log_p, dtype="bool"), log_p, ops.ones((), dtype=x.dtype)
-        t = self.check_logits(ops.matmul(x, self.split_kernel) + self.split_bias)
-        t = ops.reshape(t, (-1, k, E - 1))  # (B, k, E-1)
-        shares = ops.concatenate(smooth_step(t, self.gamma), axis=-1)  # (B, k, 2(E-1))
+        t = self.check_logits(product(x, self.split_kernel) + self.split_bias)
+        t = ops.reshape(t, (-1, E - 1))  # (Bk, E-1)
+        shares = ops.concatenate(smooth_step(t, self.gamma), axis=-1)  # (Bk, 2(E-1))
         positive = shares > 0
         # A share of zero counts as a logarithm so low that no path recovers from it: one product
         # with the paths says both how likely a leaf is and whether it is alive.
@@ -183,9 +182,10 @@ class Comet(ScheduledGate):
         logs = ops.where(
             positive, ops.log(ops.where(positive, shares, ops.ones_like(shares))), lowest
         )
-        log_p = ops.matmul(logs, ops.cast(self.paths, x.dtype))  # (B, k, E)
+        log_p = ops.reshape(ops.matmul(logs, ops.cast(self.paths, t.dtype)), (-1, k, E))
         alive = log_p > DEAD / 2
-        convergence = batch_mean(ops.mean(ops.cast(saturated(t, self.gamma), x.dtype), (1, 2)))
+        t = ops.reshape(t, (-1, k, E - 1))
+        convergence = batch_mean(ops.mean(ops.cast(saturated(t, self.gamma), t.dtype), (1, 2)))
         return alive, log_p, convergence
 
     def get_config(self) -> dict[str, Any]:
@@ -197,6 +197,16 @@ class Comet(ScheduledGate):
             "permutation": self.permutation,
             "permutation_temperature": self.permutation_temperature,
         }
+
+
+def _one_leaf(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What `_paths` returns for trees that have no split, of their scores (B, k, 1)."""
+    ops = keras.ops
+    return (
+        ops.ones_like(scores, dtype="bool"),
+        ops.zeros_like(scores),
+        ops.ones((), dtype=scores.dtype),
+    )
 
 
 def heap_paths(num_leaves: int) -> np.ndarray:
