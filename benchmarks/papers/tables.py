@@ -10,6 +10,7 @@ import json
 import book_crossing
 import deskdrop
 import dselect_grid
+import dselect_setup
 import fashion_routers
 import inference_modes
 import multi_mnist
@@ -36,6 +37,7 @@ def write() -> dict[str, int]:
         raw_targets,
         inference_modes,
         dselect_grid,
+        dselect_setup,
         tasks_in_groups,
         toy_skip,
         trimmed_lasso,

@@ -80,6 +80,40 @@ def test_raw_examples_have_the_labels_as_they_are(study: Any, tmp_path: Path) ->
     assert settings.with_targets(examples, "standardised") == examples
 
 
+def test_the_best_rate_is_of_seed_0_and_of_a_run_that_met_k(study: Any) -> None:
+    names = ("learning_rate", "seed", "val_loss", "meets_k")
+    runs = [(0.1, 0, 3.0, True), (0.2, 0, 2.0, True), (0.3, 0, 1.0, False), (0.1, 1, 0.5, True)]
+    rows = [dict(zip(names, run, strict=True)) for run in runs]
+    best_rate = study("dselect_setup").best_rate
+    assert best_rate(rows) == 0.2
+    assert best_rate([row | {"meets_k": None} for row in rows]) == 0.3  # a model without a k
+    assert best_rate([row | {"meets_k": False} for row in rows]) == 0.3  # the table says so
+
+
+def test_adagrad_in_the_place_of_our_optimizer(study: Any) -> None:
+    """By its formula, for a table whose gradient names a row twice; afterwards ours is back."""
+    import keras
+    import tensorflow as tf
+
+    from multigate.configs.sections.model import TrainConfig
+    from multigate.model.training import loop
+
+    ours = loop.make_optimizer
+    with study("dselect_setup").optimizing_with("adagrad"):
+        made = loop.make_optimizer(TrainConfig(learning_rate=0.2), 5)
+    assert loop.make_optimizer is ours
+    table = keras.Variable(np.ones((3, 1), np.float32))
+    made.build([table])
+    gradient = tf.IndexedSlices(tf.constant([[1.0], [2.0], [-0.5]]), [0, 0, 2], tf.shape(table))
+    summed, sums = np.array([[3.0], [0.0], [-0.5]]), 0.1
+    expected = np.ones((3, 1))
+    for _ in range(2):
+        made.apply([gradient], [table])
+        sums = sums + summed**2
+        expected -= 0.2 * summed / np.sqrt(sums)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(table), expected, rtol=1e-5)
+
+
 def test_the_tables_model_has_nothing_that_the_papers_lack(study: Any) -> None:
     for name in ("movielens", "reduced", "book_crossing"):
         model = study(name).make_values()["model"]
