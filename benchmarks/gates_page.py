@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from papers.rows import Row, cell, marked, mean_and_error, paired, replace_table
+from papers.rows import Row, cell, marked, mean_and_error, of_same_seeds, replace_table
 
 from multigate.configs.baselines import SHARED_BOTTOM, SINGLE_TASK
 
@@ -127,11 +127,6 @@ def gains(found: Seeds, key: Key, split: str) -> list[float]:
     """
     pairs = of_same_seeds(found[key], found[key[0], SHARED_BOTTOM, 1, 1])
     return [row[split] - other[split] for row, other in pairs]
-
-
-def of_same_seeds(rows: list[Row], others: list[Row]) -> list[tuple[Row, Row]]:
-    """Two versions' rows, for each seed that both have."""
-    return paired(*({row["seed"]: row for row in each} for each in (rows, others)))
 
 
 def cost_of(rows: list[Row]) -> float:

@@ -27,7 +27,7 @@ from typing import Any
 
 import movielens
 import reduced
-from rows import Row, Rows, cell, marked, mean_and_error, paired, replace_table
+from rows import Row, Rows, cell, marked, mean_and_error, of_same_seeds, replace_table
 from settings import DSELECT_ENTROPY, entropy_weight, meets_k
 from two_tasks import configuration, k_cell, measure_checkpoint, trained_on
 
@@ -216,7 +216,7 @@ def less_topk(found: list[Row], others: list[Row]) -> str:
     """The cell of a model's test loss x 100, less Top-k's with the same seed."""
     if not others or found[0]["model"] == "topk":
         return ""
-    pairs = paired(*({row["seed"]: row for row in each} for each in (found, others)))
+    pairs = of_same_seeds(found, others)
     less = [100 * (movielens.in_dselects_unit(a) - movielens.in_dselects_unit(b)) for a, b in pairs]
     return marked(cell(less, 2, "+"), pairs, less)
 

@@ -81,6 +81,11 @@ def paired(ones: Mapping[Any, Row], others: Mapping[Any, Row]) -> list[tuple[Row
     return [(ones[key], others[key]) for key in sorted(ones.keys() & others.keys())]
 
 
+def of_same_seeds(rows: list[Row], others: list[Row]) -> list[tuple[Row, Row]]:
+    """Two versions' rows, for each seed that both have."""
+    return paired(*({row["seed"]: row for row in each} for each in (rows, others)))
+
+
 def is_beyond_chance(values: list[float]) -> bool:
     """Whether the 95 % interval of their mean (Student's t) leaves out 0; no, of one value."""
     mean, error = mean_and_error(values)

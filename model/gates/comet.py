@@ -184,8 +184,7 @@ class Comet(ScheduledGate):
         )
         log_p = ops.reshape(ops.matmul(logs, ops.cast(self.paths, t.dtype)), (-1, k, E))
         alive = log_p > DEAD / 2
-        t = ops.reshape(t, (-1, k, E - 1))
-        convergence = batch_mean(ops.mean(ops.cast(saturated(t, self.gamma), t.dtype), (1, 2)))
+        convergence = batch_mean(ops.mean(ops.cast(saturated(t, self.gamma), t.dtype), axis=-1))
         return alive, log_p, convergence
 
     def get_config(self) -> dict[str, Any]:
