@@ -137,7 +137,7 @@ class DSelectK(_SparseGate):
     """lambda, strength of the entropy regulariser (mean over the batch)."""
     entropy_schedule: Schedule | None = None
     """(training step, factor) pairs by which lambda is multiplied, linear in between."""
-    reachability_weight: Strength = 1.0
+    reachability_weight: Strength = 0.01
     """xi, strength of the penalty on codes that lead to no expert (E not a power of two)."""
 
 

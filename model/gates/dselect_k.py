@@ -58,7 +58,9 @@ class DSelectK(ScheduledGate):
         entropy_weight: lambda.
         entropy_schedule: (training step, factor) pairs; lambda is multiplied by the factor, which
             is linear between the pairs and constant outside.
-        reachability_weight: xi.
+        reachability_weight: xi.  (1 in the authors' code, which sums over the batch and does not
+            divide w.  From the first step on, before the experts differ, the penalty pulls all
+            selectors to the codes whose top bit is 0: strong, it chooses the experts itself.)
     """
 
     reads_products = True
@@ -76,7 +78,7 @@ class DSelectK(ScheduledGate):
         gamma_steps: int = 10_000,
         entropy_weight: float = 0.0,
         entropy_schedule: Points | None = None,
-        reachability_weight: float = 1.0,
+        reachability_weight: float = 0.01,
         **kwargs: Any,
     ) -> None:
         super().__init__(num_experts, num_selected, static, seed, **kwargs)

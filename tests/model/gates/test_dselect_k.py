@@ -104,7 +104,7 @@ def test_no_zero_weight_has_a_gradient(E: int) -> None:
 @pytest.mark.parametrize("E", [5, 6, 7])
 def test_all_selectors_on_an_unreachable_code(E: int) -> None:
     # All three bits set: code 7, which E <= 7 does not have.
-    gate = bits_as_input(E, 2, entropy_weight=0.1)
+    gate = bits_as_input(E, 2, entropy_weight=0.1, reachability_weight=1.0)
     x = tf.constant(np.full((2, 6), 0.5, F))
     with tf.GradientTape() as tape:
         tape.watch(x)
