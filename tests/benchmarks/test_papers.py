@@ -480,6 +480,24 @@ def test_two_images_on_top_of_each_other(
     assert not np.array_equal(splits["validation"][1], splits["test"][1])
 
 
+def test_dselect_k_of_images_is_chosen_on_validation_among_those_that_meet_k(study: Any) -> None:
+    multi, settings = study("multi_mnist"), study("settings")
+    rows = study("rows").Rows("multi_mnist", multi.KEY).read()
+    compared = 0
+    for name, (_, _, k) in multi.SETS.items():
+        losses = {
+            row["model"]: row["val_loss"]
+            for row in rows
+            if row["set"] == name and row["model"] in multi.DSELECT and row["seed"] == 0
+            if settings.meets_k(dict(zip("12", row["experts"], strict=True)), k)
+        }
+        compared += len(losses)
+        assert min(losses, default=multi.CHOSEN[name], key=losses.get) == multi.CHOSEN[name]
+        assert multi.named("dselect_k", name) == multi.CHOSEN[name]
+        assert multi.named("topk", name) == "topk"
+    assert compared > 1
+
+
 def test_blocks_convolve_and_pool_as_keras_does(study: Any) -> None:
     import keras
     import tensorflow as tf
