@@ -316,6 +316,11 @@ def named(model: str, name: str) -> str:
     return CHOSEN[name] if model == "dselect_k" else model
 
 
+def published_as(model: str, name: str) -> str:
+    """The paper's name of a data set's model: the chosen setting is `dselect_k`."""
+    return "dselect_k" if model == CHOSEN[name] else model
+
+
 def write_table(rows: list[Row]) -> None:
     """One table per data set, lowest loss first, into docs/results/papers.md."""
     for name in SETS:
@@ -330,7 +335,7 @@ def write_table(rows: list[Row]) -> None:
                 groups.setdefault((row["model"], row["rows"]), []).append(row)
         order = sorted(groups.items(), key=lambda item: np.mean([row["loss"] for row in item[1]]))
         for (model, size), found in order:
-            published = PUBLISHED.get((name, "dselect_k" if model == CHOSEN[name] else model))
+            published = PUBLISHED.get((name, published_as(model, name)))
             lines.append(
                 f"| {model} | {cell([100 * row['loss'] for row in found], 2)} "
                 f"| {cell([100 * row['accuracy'][0] for row in found], 2)} "

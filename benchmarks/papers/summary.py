@@ -172,8 +172,7 @@ def percent(row: Row) -> float:
 
 def of_images(rows: list[Row], name: str, data: str) -> Comparison:
     """Multi-MNIST or Multi-Fashion, with the most training rows that were run."""
-    chosen = {multi_mnist.CHOSEN[name]: "dselect_k"}
-    named = [row | {"model": chosen.get(row["model"], row["model"])} for row in rows]
+    named = [row | {"model": multi_mnist.published_as(row["model"], name)} for row in rows]
     here = [row for row in named if row["set"] == name and row["model"] in NAMES]
     published = {NAMES[g]: v[0] for (s, g), v in multi_mnist.PUBLISHED.items() if s == name}
     return Comparison(data, "x 100", 2, by_model(largest(here), "model", percent), published)
