@@ -205,7 +205,7 @@ def of_groups(rows: list[Row], tasks: int) -> Comparison:
 
 def write_table() -> None:
     """A line for each comparison, into docs/results/papers.md."""
-    finals = two_tasks.with_single_task(tuned.TABLES["final"].read())
+    finals = two_tasks.with_single_task(tuned.STUDIES["movielens"].tables["final"].read())
     finals = [row for row in finals if row["setting"] == "tuned"]
     images, routers, groups = (
         Rows(study.__name__, study.KEY).read()

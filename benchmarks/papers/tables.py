@@ -7,7 +7,6 @@ What `--table` of every script here writes, and the first table, of all of them.
 
 import json
 
-import book_crossing
 import deskdrop
 import dselect_grid
 import dselect_setup
@@ -21,18 +20,15 @@ import toy_skip
 import trimmed_lasso
 import tuned
 import tuning
-import two_tasks
 from rows import Rows
 
 
 def write() -> dict[str, int]:
     """Write them; gives the number of rows by table."""
     counts = {}
-    rows = Rows("book_crossing", two_tasks.KEY).read()
-    two_tasks.write_tables("book_crossing", rows, book_crossing.PUBLISHED)
-    counts["book_crossing"] = len(rows)
-    tuned.write_tables()
-    counts |= {table.path.stem: len(table.read()) for table in tuned.TABLES.values()}
+    for data_set in tuned.STUDIES.values():
+        data_set.write_tables()
+        counts |= {table.path.stem: len(table.read()) for table in data_set.tables.values()}
     for study in (
         raw_targets,
         inference_modes,

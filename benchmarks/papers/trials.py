@@ -1,27 +1,21 @@
-"""The trials of `tuned.py`: of which models, which one is best, and the page's tables of them."""
+"""The trials of `tuned.py`: of which models, which is best, and the page's tables by data set."""
 
 import json
+from collections.abc import Mapping
 
-import movielens
 import numpy as np
 from rows import Row, cell, marked, paired, replace_table
 from tuning import expected
 from two_tasks import WEIGHTS, learnt_loss
 
 FIRST = ("softmax", "topk", "dselect_k", "comet", "moesart")
-REST = (
-    "vmoe",
-    "switch",
-    "xmoe",
-    "expert_choice",
-    "hash",
-    "shared_bottom",
-    "single_task:watch",
-    "single_task:rating",
-)
-TRIAL_KEY = ("model", "weight", "trial")
-COMPARED = tuple(model for model in (*FIRST, *REST) if not model.startswith("single_task:"))
+REST = ("vmoe", "switch", "xmoe", "expert_choice", "hash", "shared_bottom")
+COMPARED = (*FIRST, *REST)
 """Models whose loss is one of both tasks."""
+TRIAL_KEY = ("model", "weight", "trial")
+
+Published = Mapping[tuple[str, float], tuple[float, float, float]]
+"""The paper's test loss x 100, AUC x 100 and MSE, by model and weight of the first task."""
 
 
 def best_trial(trials: list[Row], model: str, weight: float) -> Row:
@@ -53,8 +47,8 @@ def trial_of(trials: list[Row], run: Row) -> Row:
     )
 
 
-def write_trials(trials: list[Row]) -> None:
-    """The best trial of each model and weight on validation, into docs/results/papers.md."""
+def write_trials(data: str, trials: list[Row], published: Published) -> None:
+    """The best trial of each model and weight of a data set, into docs/results/papers.md."""
     lines = [
         "| weight | model | trials | met k | best: val loss x 100 | test loss x 100 | best epoch "
         "| settings | paper: test loss |",
@@ -66,13 +60,13 @@ def write_trials(trials: list[Row]) -> None:
         for model, row in sorted(best.items(), key=lambda item: item[1]["val_loss"]):
             found = [r for r in trials if (r["model"], r["weight"]) == (model, weight)]
             met = sum(r["meets_k"] is not False for r in found)
-            theirs = movielens.PUBLISHED.get((model, weight))
+            theirs = published.get((model, weight))
             lines.append(
                 f"| {weight:g} | {model} | {len(found)} | {met} | {100 * row['val_loss']:.2f} "
                 f"| {100 * learnt_loss(row):.2f} | {row['best_epoch']} | {said(row['settings'])} "
                 f"| {f'{theirs[0]:g}' if theirs else ''} |"
             )
-    replace_table("tuned_trials", lines)
+    replace_table(f"{data} trials", lines)
 
 
 def said(settings: Row) -> str:
@@ -84,13 +78,17 @@ def said(settings: Row) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def write_rates(trials: list[Row], again: list[Row], changed: list[Row]) -> None:
+def write_rates(
+    data: str, trials: list[Row], again: list[Row], changed: list[Row], published: Published
+) -> None:
     """The test loss of each trial, by learning rate, into docs/results/papers.md.
 
     Args:
+        data: the data set's name.
         trials: of one seed each.
         again: the same settings with other seeds, where they were trained.
         changed: with some settings changed, which makes a line of the table.
+        published: the paper's rows.
     """
     models = [model for model in COMPARED if any(row["model"] == model for row in trials)]
     lines = [
@@ -128,16 +126,17 @@ def write_rates(trials: list[Row], again: list[Row], changed: list[Row]) -> None
                     cells.append(cell([100 * row["loss"] for row in seeds], 2) if seeds else "")
                 named = f"{rate:.3g}, {said(json.loads(change))}"
                 lines.append(f"| {weight:g} | {named} | {' | '.join(cells)} |")
-        theirs = [movielens.PUBLISHED.get((model, weight)) for model in models]
+        theirs = [published.get((model, weight)) for model in models]
         cells = [f"{values[0]:g}" if values else "" for values in theirs]
         lines.append(f"| {weight:g} | the paper's rows | {' | '.join(cells)} |")
-    replace_table("tuned_rates", lines)
+    replace_table(f"{data} rates", lines)
 
 
-def write_pairs(trials: list[Row], finals: list[Row]) -> None:
+def write_pairs(data: str, trials: list[Row], finals: list[Row]) -> None:
     """Every two models' difference in test loss, into docs/results/papers.md.
 
     Args:
+        data: the data set's name.
         trials: paired by their number, of which both met k.
         finals: paired by their seed.
     """
@@ -166,10 +165,10 @@ def write_pairs(trials: list[Row], finals: list[Row]) -> None:
                     cells.append(marked(text, pairs, less) if less else "")
                 cells += [""] * (len(models) - 1 - place)
                 lines.append(f"| {weight:g} | {kind} | {model} | {' | '.join(cells)} |")
-    replace_table("tuned_pairs", lines)
+    replace_table(f"{data} pairs", lines)
 
 
-def write_best_of(trials: list[Row]) -> None:
+def write_best_of(data: str, trials: list[Row]) -> None:
     """The expected test loss of the best of some trials, into docs/results/papers.md."""
     counts = (1, 2, 4, 8)
     lines = [
@@ -187,4 +186,4 @@ def write_best_of(trials: list[Row]) -> None:
             )
             cells = [f"{100 * float(expected(validation, test, count)):.2f}" for count in counts]
             lines.append(f"| {weight:g} | {model} | {' | '.join(cells)} | {len(found)} |")
-    replace_table("tuned_best_of", lines)
+    replace_table(f"{data} best of", lines)

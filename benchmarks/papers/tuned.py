@@ -1,6 +1,7 @@
-"""MovieLens 1M with equal tuning for every model, then several seeds: the table to believe.
+"""MovieLens 1M, or Book-Crossing, with equal tuning for every model: the tables to believe.
 
     python benchmarks/papers/tuned.py --data FOLDER --work FOLDER                 # days
+    python benchmarks/papers/tuned.py --set book_crossing --data FOLDER --work FOLDER   # hours
     python benchmarks/papers/tuned.py --data FOLDER --work FOLDER --models topk --weights 0.9
     python benchmarks/papers/tuned.py --plan              # runs left, and their hours; runs nothing
     KERAS_BACKEND=jax python benchmarks/papers/tuned.py --data FOLDER --work FOLDER --jobs 16
@@ -9,22 +10,24 @@
         --change '{"model.gate.trimmed_lasso_weight": 0.0}' --seeds 1
     python benchmarks/papers/tuned.py --table             # the page's tables from the rows so far
 
-FOLDER of the data holds the publisher's ratings.dat.  For each setting of the task weights and each
-model, `multigate tune` draws 8 settings at random, the same number for all: the learning rate, from
-the paper's range, and the gate's own setting (`SPACES`).  Trial n of every model has the same
-learning rate.  The trial with the lowest validation loss is taken; if the gate has a k, of those
-whose routing met it, as in the papers.  Its settings are then trained with seeds 0, 1, ...; seed 0
-is the trial's own, so on a CPU, where it gives the same weights again, it is not trained twice.
+FOLDER of the data holds the publisher's ratings.dat, of Book-Crossing the CSV file.  For each
+setting of the task weights and each model, `multigate tune` draws 8 settings at random, the same
+number for all: the learning rate, from the paper's range, and the gate's own setting (`SPACES`).
+Trial n of every model has the same learning rate.  The trial with the lowest validation loss is
+taken; if the gate has a k, of those whose routing met it, as in the papers.  Its settings are then
+trained with seeds 0, 1, ...; seed 0 is the trial's own, so on a CPU, where it gives the same
+weights again, it is not trained twice.
 
 Order: the five models of the first question at both weights, then the others.  A trial is a row of
-docs/results/papers/tuned_trials.jsonl, a final run a row of movielens.jsonl with setting `tuned`.
-The same command goes on where it was cut off: a row is never run again, and a final run goes on
-within its epochs (a trial begins anew).
+docs/results/papers/movielens_trials.jsonl, a final run a row of movielens.jsonl with setting
+`tuned` (of Book-Crossing: book_crossing_trials.jsonl and book_crossing.jsonl).  The same command
+goes on where it was cut off: a row is never run again, and a final run goes on within its epochs (a
+trial begins anew).
 
 `--again` trains the settings of the given trials, such as that of the lowest learning rate, with
-other seeds, so that losses by rate have errors; a run is a row of tuned_again.jsonl.  With
+other seeds, so that losses by rate have errors; a run is a row of movielens_again.jsonl.  With
 `--change` it trains them from seed 0 on with some settings changed, such as MOESART without Trimmed
-Lasso at the rates that no trial without it has drawn; a run is a row of tuned_changed.jsonl.
+Lasso at the rates that no trial without it has drawn; a run is a row of movielens_changed.jsonl.
 
 `--jobs` runs several at a time, each in a process of its own.  It is for a GPU: one run of so small
 a model keeps it busy for a quarter of the time.
@@ -38,16 +41,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import book_crossing
 import movielens
 import two_tasks
 from rows import Row, Rows
 from settings import DSELECT_ENTROPY, entropy_weight, meets_k
 from trials import (
+    COMPARED,
     FIRST,
-    REST,
     TRIAL_KEY,
     best_trial,
     trial_of,
@@ -58,13 +65,64 @@ from trials import (
 )
 from two_tasks import KEY, WEIGHTS, configuration, described, measure, random_trial, trained_on
 
-TABLES = {
-    "trial": Rows("tuned_trials", TRIAL_KEY),
-    "final": Rows("movielens", KEY),
-    "again": Rows("tuned_again", (*TRIAL_KEY, "seed")),
-    "changed": Rows("tuned_changed", (*TRIAL_KEY, "seed", "change")),
+from multigate.configs.baselines import SINGLE_TASK
+
+
+@dataclass(frozen=True)
+class Study:
+    """A data set whose models are tuned.
+
+    Args:
+        name: of its final rows' file; of trials' files and of the page's tables it is the start.
+        data: the module that makes its examples and values, and has the paper's rows.
+    """
+
+    name: str
+    data: ModuleType
+
+    @property
+    def models(self) -> list[str]:
+        """All that are tuned, those of the first question first."""
+        return [*COMPARED, *(f"{SINGLE_TASK}:{task}" for task in self.tasks)]
+
+    @property
+    def tasks(self) -> list[str]:
+        """Their names, the binary one first."""
+        return list(self.data.make_values()["contract"]["tasks"])
+
+    @cached_property
+    def tables(self) -> dict[str, Rows]:
+        """The rows of each kind of run."""
+        return {
+            "trial": Rows(f"{self.name}_trials", TRIAL_KEY),
+            "final": Rows(self.name, KEY),
+            "again": Rows(f"{self.name}_again", (*TRIAL_KEY, "seed")),
+            "changed": Rows(f"{self.name}_changed", (*TRIAL_KEY, "seed", "change")),
+        }
+
+    def make_values(self) -> dict[str, Any]:
+        """As in the data set's other tables, with a longer patience."""
+        values: dict[str, Any] = self.data.make_values()
+        values["train"] |= {"epochs": EPOCHS, "patience": PATIENCE}
+        return values
+
+    def write_tables(self) -> None:
+        """Write the page's tables of trials and of final runs."""
+        finals, trials = self.tables["final"].read(), self.tables["trial"].read()
+        two_tasks.write_tables(self.name, finals, self.data.PUBLISHED)
+        if self.data is movielens:
+            movielens.write_dselects(finals)
+        write_trials(self.name, trials, self.data.PUBLISHED)
+        again, changed = (self.tables[kind].read() for kind in ("again", "changed"))
+        write_rates(self.name, trials, again, changed, self.data.PUBLISHED)
+        write_pairs(self.name, trials, finals)
+        write_best_of(self.name, trials)
+
+
+STUDIES = {
+    name: Study(name, data)
+    for name, data in (("movielens", movielens), ("book_crossing", book_crossing))
 }
-"""The rows of each kind of run."""
 TRIALS, SEEDS = 8, 3
 TRIAL_SEED = 0
 EPOCHS, PATIENCE = 60, 10
@@ -90,9 +148,10 @@ Others: 50."""
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--data", type=Path, help="folder of ratings.dat")
+    arguments.add_argument("--set", choices=list(STUDIES), default="movielens", help="of data")
+    arguments.add_argument("--data", type=Path, help="folder of the publisher's file")
     arguments.add_argument("--work", type=Path, help="folder for examples and checkpoints")
-    arguments.add_argument("--models", nargs="+", default=[*FIRST, *REST], help="in order")
+    arguments.add_argument("--models", nargs="+", help="in order; by default all")
     arguments.add_argument("--weights", nargs="+", type=float, default=list(WEIGHTS))
     arguments.add_argument("--trials", type=int, default=TRIALS, help="of each model")
     arguments.add_argument("--seeds", type=int, default=SEEDS, help="of each model's best trial")
@@ -105,55 +164,47 @@ def main() -> None:
     arguments.add_argument("--jobs", type=int, default=1, help="runs at a time")
     arguments.add_argument("--only", type=json.loads, help=argparse.SUPPRESS)  # see `run_alone`
     options = arguments.parse_args()
+    study = STUDIES[options.set]
+    options.models = options.models or study.models
     steps = list(plan(options.models, options.weights, options.trials, options.seeds))
     if options.again is not None:
         again = (options.models, options.weights, options.again, options.seeds)
         steps = list(plan_again(*again, options.change))
     if options.plan:
-        print(json.dumps(left(steps)))
+        print(json.dumps(left(steps, study.tables)))
         return
     if options.table:
-        write_tables()
+        study.write_tables()
         return
     if options.data is None or options.work is None:
         arguments.error("--data and --work are needed to run; --plan says what is left")
-    examples = movielens.make_examples(options.data, options.work)
+    examples = study.data.make_examples(options.data, options.work)
     if options.only is None and options.jobs > 1:
-        run_together(still_open(steps), options)
+        run_together(still_open(steps, study.tables), options)
     else:
+        trials = study.tables["trial"]
         measures: dict[str, Callable[[Row], Row]] = {
-            "trial": lambda run: measure_trial(run, examples, options.work),
+            "trial": lambda run: measure_trial(run, study, examples, options.work),
             "final": lambda run: measure_final(
                 run,
-                best_trial(TABLES["trial"].read(), run["model"], run["weight"]),
+                best_trial(trials.read(), run["model"], run["weight"]),
+                study,
                 examples,
                 options.work,
             ),
             **dict.fromkeys(
                 ("again", "changed"),
                 lambda run: measure_again(
-                    run, trial_of(TABLES["trial"].read(), run), examples, options.work
+                    run, trial_of(trials.read(), run), study, examples, options.work
                 ),
             ),
         }
         for kind, run in steps if options.only is None else [options.only]:
-            TABLES[kind].run([run], measures[kind])
+            study.tables[kind].run([run], measures[kind])
     if options.only is not None:
         return
-    write_tables()
-    print(json.dumps(left(steps)))
-
-
-def write_tables() -> None:
-    """Write the page's tables of trials and of final runs."""
-    finals = TABLES["final"].read()
-    two_tasks.write_tables("movielens", finals, movielens.PUBLISHED)
-    movielens.write_dselects(finals)
-    trials = TABLES["trial"].read()
-    write_trials(trials)
-    write_rates(trials, TABLES["again"].read(), TABLES["changed"].read())
-    write_pairs(trials, finals)
-    write_best_of(trials)
+    study.write_tables()
+    print(json.dumps(left(steps, study.tables)))
 
 
 def run_together(steps: list[tuple[str, Row]], options: argparse.Namespace) -> None:
@@ -209,7 +260,7 @@ def same_model(one: tuple[str, Row], other: tuple[str, Row]) -> bool:
 
 def run_alone(step: tuple[str, Row], options: argparse.Namespace) -> str:
     """One run in a process of its own; the end of its errors if it fails, else nothing."""
-    folders = ["--data", str(options.data), "--work", str(options.work)]
+    folders = ["--set", options.set, "--data", str(options.data), "--work", str(options.work)]
     # One process must not reserve the GPU's memory for all.
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     try:
@@ -262,9 +313,9 @@ def plan_again(
                         yield "changed", run | {"change": json.dumps(change, sort_keys=True)}
 
 
-def left(steps: list[tuple[str, Row]]) -> dict[str, Any]:
+def left(steps: list[tuple[str, Row]], tables: dict[str, Rows]) -> dict[str, Any]:
     """How many runs are done and left, and the hours of these, at some 20 epochs each."""
-    open_runs = [run for _, run in still_open(steps)]
+    open_runs = [run for _, run in still_open(steps, tables)]
     seconds = sum(20 * SECONDS.get(run["model"], 50.0) for run in open_runs)
     return {
         "done": len(steps) - len(open_runs),
@@ -274,30 +325,23 @@ def left(steps: list[tuple[str, Row]]) -> dict[str, Any]:
     }
 
 
-def still_open(steps: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
+def still_open(steps: list[tuple[str, Row]], tables: dict[str, Rows]) -> list[tuple[str, Row]]:
     """The steps that have no row."""
     done = {
         kind: {tuple(row[name] for name in table.key) for row in table.read()}
-        for kind, table in TABLES.items()
+        for kind, table in tables.items()
     }
     return [
         (kind, run)
         for kind, run in steps
-        if tuple(run[name] for name in TABLES[kind].key) not in done[kind]
+        if tuple(run[name] for name in tables[kind].key) not in done[kind]
     ]
 
 
-def make_values() -> dict[str, Any]:
-    """As in the other tables, with a longer patience."""
-    values = movielens.make_values()
-    values["train"] |= {"epochs": EPOCHS, "patience": PATIENCE}
-    return values
-
-
-def measure_trial(run: Row, examples: Path, work: Path) -> Row:
+def measure_trial(run: Row, study: Study, examples: Path, work: Path) -> Row:
     """One trial, and whether its routing met the gate's k."""
     base = {"model": run["model"], "weight": run["weight"], "seed": TRIAL_SEED}
-    config = configuration(base, make_values(), examples)
+    config = configuration(base, study.make_values(), examples)
     space = {"train.learning_rate": _RATES} | SPACES.get(run["model"], {})
     name = f"{run['model']}-{run['weight']:g}-{run['trial']}".replace(":", "-")
     found = random_trial(
@@ -310,26 +354,26 @@ def measure_trial(run: Row, examples: Path, work: Path) -> Row:
     }
 
 
-def measure_again(run: Row, trial: Row, examples: Path, work: Path) -> Row:
+def measure_again(run: Row, trial: Row, study: Study, examples: Path, work: Path) -> Row:
     """Train a trial's settings, or some of them changed, with a seed."""
     from multigate.jobs.tune import with_settings
 
     change = json.loads(run.get("change", "{}"))
     settings = trial["settings"] | change
-    config = with_settings(configuration(run, make_values(), examples), settings)
+    config = with_settings(configuration(run, study.make_values(), examples), settings)
     name = "".join(f"-{key.rpartition('.')[2]}-{value}" for key, value in change.items())
     found = measure(run | {"setting": f"trial-{run['trial']}{name}"}, config, examples, work)
     return found | {"settings": settings}
 
 
-def measure_final(run: Row, best: Row, examples: Path, work: Path) -> Row:
+def measure_final(run: Row, best: Row, study: Study, examples: Path, work: Path) -> Row:
     """Train the best trial's settings with one seed.
 
     A trial's seed is `TRIAL_SEED`, and a CPU gives the same weights again: that run is the trial.
     """
     from multigate.jobs.tune import with_settings
 
-    config = with_settings(configuration(run, make_values(), examples), best["settings"])
+    config = with_settings(configuration(run, study.make_values(), examples), best["settings"])
     if run["seed"] == TRIAL_SEED and best["trained_on"] == trained_on() == "tensorflow, CPU":
         own = {name: value for name, value in best.items() if name not in TRIAL_KEY}
         found = described(own, config, examples)

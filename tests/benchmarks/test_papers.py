@@ -250,9 +250,9 @@ def test_a_trial_of_one_task_has_the_loss_of_that_task(
     row |= {"loss": weight * 0.5 + (1 - weight) * 0.8}
     names = ("single_task:watch", "single_task:rating", "shared_bottom")
     page = tmp_path / "papers.md"
-    page.write_text("<!-- tuned_trials -->\n<!-- end tuned_trials -->\n")
+    page.write_text("<!-- books trials -->\n<!-- end books trials -->\n")
     monkeypatch.setattr(study("rows"), "PAGE", page)
-    study("trials").write_trials([row | {"model": name} for name in names])
+    study("trials").write_trials("books", [row | {"model": name} for name in names], {})
     assert page.read_text().count("| learning_rate 0.000177, units [32] |") == 3
     cells = [line.split(" | ") for line in page.read_text().splitlines()]
     losses = {one[1]: float(one[5]) for one in cells if one[1:] and one[1] in names}
@@ -292,6 +292,7 @@ def test_the_best_trials_own_seed_is_not_trained_twice_on_a_cpu(
     from multigate.configs import load
 
     tuned, two_tasks = study("tuned"), study("two_tasks")
+    movielens = tuned.STUDIES["movielens"]
     begun = list[int]()
 
     def measure(run: Any, config: Any, examples: Path, work: Path) -> dict[str, Any]:
@@ -307,7 +308,8 @@ def test_the_best_trials_own_seed_is_not_trained_twice_on_a_cpu(
     monkeypatch.setattr(two_tasks.Statistics, "read", lambda path: statistics)
 
     def final(seed: int, best: dict[str, Any]) -> dict[str, Any]:
-        return tuned.measure_final({"seed": seed, "weight": 0.9}, best, tmp_path, tmp_path)
+        run = {"seed": seed, "weight": 0.9}
+        return tuned.measure_final(run, best, movielens, tmp_path, tmp_path)
 
     same = final(0, best)
     assert (same["loss"], same["trial"], same["tuned"], same["rows"]) == (0.4, 6, True, 7)
@@ -319,18 +321,19 @@ def test_the_best_trials_own_seed_is_not_trained_twice_on_a_cpu(
 
 
 @pytest.fixture
-def tuned(study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module, with empty tables of its own."""
-    tuned, rows = study("tuned"), study("rows")
-    tables = {
+def tables(study: Any, tmp_path: Path) -> Any:
+    """Tables of tuned models, empty and apart from the repository's."""
+    rows = study("rows")
+    return {
         kind: rows.Rows(table.path.stem, table.key, tmp_path)
-        for kind, table in tuned.TABLES.items()
+        for kind, table in study("tuned").STUDIES["movielens"].tables.items()
     }
-    monkeypatch.setattr(tuned, "TABLES", tables)
-    return tuned
 
 
-def test_the_plan_tunes_the_first_models_at_both_weights_before_the_rest(tuned: Any) -> None:
+def test_the_plan_tunes_the_first_models_at_both_weights_before_the_rest(
+    study: Any, tables: Any
+) -> None:
+    tuned = study("tuned")
     steps = list(tuned.plan(["hash", "topk"], [0.9, 0.1], 2, 1))
     assert [(kind, run["model"], run["weight"]) for kind, run in steps] == [
         (kind, model, weight)
@@ -339,18 +342,20 @@ def test_the_plan_tunes_the_first_models_at_both_weights_before_the_rest(tuned: 
         for kind in ("trial", "trial", "final")
     ]
     other = {"model": "topk", "weight": 0.9, "seed": 0, "setting": "ours"}
-    tuned.TABLES["trial"].run([steps[0][1]], dict)
-    tuned.TABLES["final"].run([steps[2][1], other], dict)
-    found = tuned.left(steps)
+    tables["trial"].run([steps[0][1]], dict)
+    tables["final"].run([steps[2][1], other], dict)
+    found = tuned.left(steps, tables)
     assert (found["done"], found["left"]) == (2, 10)
     assert found["next"] == steps[1][1]
 
 
 def test_a_trial_again_has_the_trials_settings_and_other_seeds(
-    tuned: Any, study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: Any, tables: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from multigate.configs import load
 
+    tuned = study("tuned")
+    movielens = tuned.STUDIES["movielens"]
     begun = list[Any]()
 
     def measure(run: Any, config: Any, examples: Path, work: Path) -> dict[str, Any]:
@@ -368,34 +373,39 @@ def test_a_trial_again_has_the_trials_settings_and_other_seeds(
         tuned.trial_of(others, steps[0][1])
     for kind, run in steps:
         found = tuned.trial_of([*others, trial], run)
-        tuned.TABLES[kind].run(
-            [run], lambda run, t=found: tuned.measure_again(run, t, tmp_path, tmp_path)
+        tables[kind].run(
+            [run], lambda run, t=found: tuned.measure_again(run, t, movielens, tmp_path, tmp_path)
         )
     assert begun == [(1, "trial-7", 6e-5), (2, "trial-7", 6e-5)]
-    assert tuned.left(steps)["left"] == 0
+    assert tuned.left(steps, tables)["left"] == 0
     # With a change the trial's own seed is trained, too, apart from the trial.
     ((kind, run),) = tuned.plan_again(["topk"], [0.1], [7], 1, {"train.learning_rate": 0.5})
     assert (kind, run["seed"]) == ("changed", 0)
-    found = tuned.measure_again(run, trial, tmp_path, tmp_path)
+    found = tuned.measure_again(run, trial, movielens, tmp_path, tmp_path)
     assert begun[2:] == [(0, "trial-7-learning_rate-0.5", 0.5)]
     assert found["settings"] == {"train.learning_rate": 0.5}
     # The table by rate has the mean of the three seeds, and the one seed of the other trial.
     page = tmp_path / "papers.md"
-    page.write_text("<!-- tuned_rates -->\n<!-- end tuned_rates -->\n")
+    page.write_text("<!-- books rates -->\n<!-- end books rates -->\n")
     monkeypatch.setattr(study("rows"), "PAGE", page)
-    study("trials").write_rates([*others, trial], tuned.TABLES["again"].read(), [])
+    again = tables["again"].read()
+    study("trials").write_rates("books", [*others, trial], again, [], {})
     assert "| 0.1 | 6e-05 | 41.00 ± 0.58 |" in page.read_text()
     assert "| 0.1 | 0.0004 | 30.00 |" in page.read_text()
 
 
-def test_every_space_names_settings_that_the_gate_has(study: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["movielens", "book_crossing"])
+def test_every_space_names_settings_that_the_gate_has(study: Any, name: str) -> None:
     from multigate.configs.config import Config
     from multigate.configs.sections.base import parse
     from multigate.jobs.tune import check
 
     tuned, two_tasks = study("tuned"), study("two_tasks")
-    for model in (*tuned.FIRST, *tuned.REST):
-        values = tuned.make_values()
+    data_set = tuned.STUDIES[name]
+    first = {"movielens": "watch", "book_crossing": "read"}[name]
+    assert data_set.models[-2:] == [f"single_task:{first}", "single_task:rating"]
+    for model in data_set.models:
+        values = data_set.make_values()
         if model in two_tasks.GATES:
             values["model"]["gate"] = {"name": model} | two_tasks.GATES[model]
         rates = {"train.learning_rate": {"low": 5e-5, "high": 5e-4, "log": True}}
