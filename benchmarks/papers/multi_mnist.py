@@ -31,22 +31,33 @@ from multigate.model.ranker.loss import regularisation
 
 SETS = {"mnist": ("mnist", 8, 4), "fashion": ("fashion-mnist", 5, 2)}  # folder, E, k of MOESART
 DSELECT = {
-    f"{name}, γ {gamma:g}, λ {entropy:g}, ξ {reach:g}": {
+    f"{name}, γ {gamma:g}, λ {entropy:g}, ξ {reach:g}, M {mass:g}": {
         "name": "dselect_k",
         "static": name.endswith("static"),
         "gamma": gamma,
         "entropy_weight": entropy,
         "reachability_weight": reach,
+        "reachability_mass": mass,
     }
-    for name in ("dselect_k", "dselect_k_static")
-    for gamma in (1.0, 10.0)
-    for entropy in (0.001, 0.01, 0.1)
-    for reach in (0.01, 0.1, 1.0)
+    for name, gamma, entropy, reach, mass in (
+        ("dselect_k", 1.0, 0.001, 1.0, 1.0),
+        ("dselect_k", 1.0, 0.01, 1.0, 1.0),
+        ("dselect_k", 1.0, 0.1, 1.0, 1.0),
+        ("dselect_k", 10.0, 0.1, 1.0, 1.0),
+        ("dselect_k", 10.0, 0.1, 0.1, 1.0),
+        ("dselect_k", 10.0, 0.01, 0.01, 1.0),
+        ("dselect_k", 10.0, 0.001, 0.01, 1.0),
+        ("dselect_k", 10.0, 0.1, 1.0, 0.5),
+        ("dselect_k_static", 1.0, 0.1, 1.0, 1.0),
+        ("dselect_k_static", 1.0, 0.1, 0.1, 1.0),
+        ("dselect_k_static", 1.0, 0.1, 0.01, 1.0),
+        ("dselect_k_static", 1.0, 0.1, 1.0, 0.5),
+    )
 }
-"""DSelect-k's settings to try with seed 0; xi changes nothing for the 8 experts of Multi-MNIST."""
+"""DSelect-k's settings to try with seed 0; xi and M change nothing for Multi-MNIST's 8 experts."""
 CHOSEN = {
-    "mnist": "dselect_k_static, γ 1, λ 0.1, ξ 0.01",
-    "fashion": "dselect_k_static, γ 1, λ 0.1, ξ 0.01",
+    "mnist": "dselect_k_static, γ 1, λ 0.1, ξ 1, M 0.5",
+    "fashion": "dselect_k_static, γ 1, λ 0.1, ξ 1, M 0.5",
 }
 """The setting that `dselect_k` stands for: of those that met k, with the lowest validation loss."""
 GATES: dict[str, dict[str, Any]] = {

@@ -137,8 +137,10 @@ class DSelectK(_SparseGate):
     """lambda, strength of the entropy regulariser (mean over the batch)."""
     entropy_schedule: Schedule | None = None
     """(training step, factor) pairs by which lambda is multiplied, linear in between."""
-    reachability_weight: Strength = 0.01
+    reachability_weight: Strength = 1.0
     """xi, strength of the penalty on codes that lead to no expert (E not a power of two)."""
+    reachability_mass: float = Field(default=0.5, gt=0, le=1)
+    """A selector with this mass on codes that lead to an expert pays no such penalty; paper: 1."""
 
 
 class SoftmaxSelector(_SparseGate):

@@ -36,13 +36,14 @@ class DSelectK(ScheduledGate):
     picks one expert, so at most k weights are non-zero; two selectors may pick the same expert.
 
     If E is not a power of two, codes E to 2^m - 1 have no expert: w is divided by its sum over the
-    reachable experts (clamped at 1e-6), and a penalty pulls the selectors to reachable codes.
+    reachable experts (clamped at 1e-6), and a selector pays a penalty while too little of its mass
+    is on reachable codes.
 
     Losses in training:
         entropy: lambda(step) * mean over the batch of sum_r H(p[r, :]), nats, over all 2^m codes.
             (The paper sums over the batch, so its lambda is ours divided by B.)
-        reachability: xi * mean over the batch of sum_r (1 / sum_{e < E} p[r, e] - 1).  Because of
-            the -1, a converged gate adds zero.
+        reachability: xi * mean over the batch of sum_r max(0, 1 / sum_{e < E} p[r, e] - 1 / M),
+            with M the mass that is enough.
     Diagnostics: convergence, the share of bits that are exactly 0 or 1.
 
     After `harden()`, inference of a static gate keeps the k largest w_e (`keep_largest`), so that
@@ -58,9 +59,12 @@ class DSelectK(ScheduledGate):
         entropy_weight: lambda.
         entropy_schedule: (training step, factor) pairs; lambda is multiplied by the factor, which
             is linear between the pairs and constant outside.
-        reachability_weight: xi.  (1 in the authors' code, which sums over the batch and does not
-            divide w.  From the first step on, before the experts differ, the penalty pulls all
-            selectors to the codes whose top bit is 0: strong, it chooses the experts itself.)
+        reachability_weight: xi.
+        reachability_mass: M.  (1 in the paper, B.2, whose penalty therefore pulls all selectors to
+            the codes whose top bit is 0 from the first step on, before the experts differ.  At the
+            start, with all bits at 1/2, more than half of the mass is reachable whatever E is, so
+            that the loss alone chooses; with settled bits the mass is 0 or 1, and M changes
+            nothing.)
     """
 
     reads_products = True
@@ -78,7 +82,8 @@ class DSelectK(ScheduledGate):
         gamma_steps: int = 10_000,
         entropy_weight: float = 0.0,
         entropy_schedule: Points | None = None,
-        reachability_weight: float = 0.01,
+        reachability_weight: float = 1.0,
+        reachability_mass: float = 0.5,
         **kwargs: Any,
     ) -> None:
         super().__init__(num_experts, num_selected, static, seed, **kwargs)
@@ -87,12 +92,19 @@ class DSelectK(ScheduledGate):
         self.check_option(
             "reachability_weight", reachability_weight, reachability_weight >= 0, "at least 0"
         )
+        self.check_option(
+            "reachability_mass",
+            reachability_mass,
+            0 < reachability_mass <= 1,
+            "more than 0, at most 1",
+        )
         self.gamma = gamma
         self.gamma_end = gamma_end
         self.gamma_steps = gamma_steps
         self.entropy_weight = entropy_weight
         self.entropy_schedule = check_points(entropy_schedule, "entropy_schedule")
         self.reachability_weight = reachability_weight
+        self.reachability_mass = reachability_mass
         self.num_bits = (num_experts - 1).bit_length()  # m = ceil(log2 E); 0 where E = 1
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -163,8 +175,9 @@ class DSelectK(ScheduledGate):
             strength = self.entropy_weight * piecewise_linear(self.entropy_schedule, step)
             losses["entropy"] = strength * batch_mean(ops.sum(entropy(p), axis=-1))
         if training and self.reachability_weight and 2**self.num_bits > E:
-            excess = ops.sum(1.0 / ops.maximum(mass, _SMALLEST_MASS), axis=-1) - k
-            losses["reachability"] = self.reachability_weight * batch_mean(excess)
+            excess = 1.0 / ops.maximum(mass, _SMALLEST_MASS) - 1.0 / self.reachability_mass
+            paid = ops.sum(ops.maximum(excess, 0.0), axis=-1)  # (B,)
+            losses["reachability"] = self.reachability_weight * batch_mean(paid)
         return Routing(weights[0] if self.static else weights, losses, diagnostics)
 
     def _chosen(self, bits: Tensor, gamma: float | Tensor) -> Tensor:
@@ -199,6 +212,7 @@ class DSelectK(ScheduledGate):
             "entropy_weight": self.entropy_weight,
             "entropy_schedule": self.entropy_schedule,
             "reachability_weight": self.reachability_weight,
+            "reachability_mass": self.reachability_mass,
         }
 
 

@@ -113,21 +113,55 @@ def test_all_selectors_on_an_unreachable_code(E: int) -> None:
     np.testing.assert_array_equal(routing.weights, np.zeros((2, E)))
     assert np.isfinite(float(total))
     np.testing.assert_array_equal(tape.gradient(total, x), np.zeros((2, 6)))
-    # 1 / 1e-6 per selector, less its floor of 1.
-    np.testing.assert_allclose(routing.losses["reachability"], 2 * (1e6 - 1), rtol=1e-5)
+    # 1 / 1e-6 per selector, less 1 / reachability_mass.
+    np.testing.assert_allclose(routing.losses["reachability"], 2 * (1e6 - 2), rtol=1e-7)
     gate.harden()
     np.testing.assert_allclose(np.sum(gate(x).weights, -1), 1)
 
 
 def test_entropy_and_reachability_by_hand() -> None:
     # E = 3, k = 1, both bits at 1/2: p = (1/4, 1/4, 1/4, 1/4), H = log 4; the reachable mass is
-    # 3/4, so the penalty is 4/3 - 1 = 1/3; w = 1/3 each.
-    gate = static_gate([[0, 0]], [0], 3, entropy_weight=0.5, reachability_weight=3.0)
+    # 3/4, so the paper's penalty is 4/3 - 1 = 1/3; w = 1/3 each.
+    gate = static_gate(
+        [[0, 0]], [0], 3, entropy_weight=0.5, reachability_weight=3.0, reachability_mass=1.0
+    )
     routing = gate(np.zeros((8, 3), F), training=True)
     np.testing.assert_allclose(routing.weights, [1 / 3] * 3, rtol=1e-6)
     np.testing.assert_allclose(routing.losses["entropy"], 0.5 * np.log(4), rtol=1e-6)
     np.testing.assert_allclose(routing.losses["reachability"], 1.0, rtol=1e-5)
     assert gate(np.zeros((8, 3), F)).losses == {}
+
+
+def test_a_selector_pays_for_codes_without_an_expert_where_they_have_most_of_its_mass() -> None:
+    # E = 3: code 3 is both bits.  S(1/4) = 1/2 + 3/8 - 1/32 = 27/32, so that a selector with both
+    # bits there has a reachable mass of 1 - (27/32)^2 = 295/1024 and pays 1024/295 - 2.  The other
+    # one, with 3/4, pays nothing, and does not pay for the first.
+    gate = static_gate([[0.25, 0.25], [0, 0]], [0, 0], 3, reachability_weight=3.0)
+    routing = gate(np.zeros((8, 3), F), training=True)
+    np.testing.assert_allclose(routing.losses["reachability"], 3 * (1024 / 295 - 2), rtol=1e-6)
+    with tf.GradientTape() as tape:
+        loss = gate(np.zeros((8, 3), F), training=True).losses["reachability"]
+    pull = tape.gradient(loss, gate.bit_bias).numpy()
+    assert (pull[:2] > 0).all()  # descent leads away from code 3
+    np.testing.assert_array_equal(pull[2:], 0)
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("E", [3, 5, 7, 9, 17])
+def test_at_the_start_selectors_hardly_pay(E: int, static: bool) -> None:
+    # Otherwise all selectors would move to the same codes before the experts differ.  Per example,
+    # a few rows start a little below half of the mass where E is hardly above a power of two.
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype(F)
+    ours, papers = (
+        float(
+            gates.make("dselect_k", E, 2, static=static, seed=0, reachability_mass=mass)(
+                x, training=True
+            ).losses["reachability"]
+        )
+        for mass in (0.5, 1.0)
+    )
+    assert papers > 0.2
+    assert ours < papers / 100
 
 
 def test_a_converged_gate_adds_no_loss() -> None:
@@ -299,6 +333,8 @@ def test_empty_batch_and_single_expert() -> None:
         ({"gamma_end": 0.1, "gamma_steps": 0}, "gamma_steps: DSelectK expected at least 1"),
         ({"entropy_weight": -1}, "entropy_weight: DSelectK expected at least 0, received -1"),
         ({"reachability_weight": -1}, "reachability_weight: DSelectK expected at least 0"),
+        ({"reachability_mass": 0}, "reachability_mass: DSelectK expected more than 0, at most 1"),
+        ({"reachability_mass": 1.5}, "reachability_mass: DSelectK expected more than 0, at most"),
         ({"entropy_schedule": [[1]]}, "entropy_schedule: expected .step, value. pairs"),
     ],
 )

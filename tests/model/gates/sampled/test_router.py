@@ -171,6 +171,7 @@ EVERY_OPTION: list[tuple[str, int, dict[str, Any]]] = [
             "entropy_weight": 0.1,
             "entropy_schedule": [[0.0, 0.0], [5.0, 1.0]],
             "reachability_weight": 0.3,
+            "reachability_mass": 0.9,
         },
     ),
     (
