@@ -22,6 +22,8 @@ import numpy as np
 from book_crossing import only_file
 from conv_pool import ConvPool
 from rows import Row, Rows, cell, replace_table
+from settings import meets_k
+from two_tasks import k_cell
 
 from multigate.model import gates
 from multigate.model.data.ahead import prefetched
@@ -332,13 +334,21 @@ def published_as(model: str, name: str) -> str:
     return "dselect_k" if model == CHOSEN[name] else model
 
 
+def met_k(row: Row) -> bool | None:
+    """Whether no task of a run used more than k experts a row; None of a model without k."""
+    if row["model"] in WITHOUT_K or row["model"] == "shared_bottom":
+        return None
+    _, _, k = SETS[row["set"]]
+    return meets_k(dict(enumerate(row["experts"])), k)
+
+
 def write_table(rows: list[Row]) -> None:
     """One table per data set, lowest loss first, into docs/results/papers.md."""
     for name in SETS:
         lines = [
-            "| model | test loss x 100 | accuracy 1, % | accuracy 2, % | experts a task | union "
-            "| rows | seeds | best epoch | paper: loss, accuracies |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            "| model | test loss x 100 | accuracy 1, % | accuracy 2, % | experts a task | meets k "
+            "| union | rows | seeds | best epoch | paper: loss, accuracies |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
         groups: dict[tuple[str, int], list[Row]] = {}
         for row in rows:
@@ -352,6 +362,7 @@ def write_table(rows: list[Row]) -> None:
                 f"| {cell([100 * row['accuracy'][0] for row in found], 2)} "
                 f"| {cell([100 * row['accuracy'][1] for row in found], 2)} "
                 f"| {np.mean([row['experts'] for row in found]):.1f} "
+                f"| {k_cell([row | {'meets_k': met_k(row)} for row in found])} "
                 f"| {np.mean([row['experts_per_row'] for row in found]):.1f} | {size:,} "
                 f"| {len(found)} | {np.mean([row['best_epoch'] for row in found]):.0f} "
                 f"| {', '.join(f'{value:g}' for value in published) if published else ''} |"

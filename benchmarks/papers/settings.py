@@ -89,7 +89,7 @@ def with_targets(examples: Path, targets: str) -> Path:
     return raw_examples(examples) if targets == "raw" else examples
 
 
-def meets_k(experts: Mapping[str, float], k: int | None) -> bool | None:
+def meets_k(experts: Mapping[Any, float], k: int | None) -> bool | None:
     """Whether every task's rows use at most k experts in the mean, as the papers ask.
 
     Args:

@@ -89,7 +89,8 @@ class Comparison:
             for model, loss in self.in_order().items()
         ]
         return (
-            f"| {self.data} | {self.first} {cell(values, self.digits)} ({self.unit}) "
+            f"| {self.data} "
+            f"| {self.first} {cell(values, self.digits)} ({self.unit}){self.off_k(self.first)} "
             f"| {', '.join(filter(None, others))} | {self.seeds} | {', '.join(theirs)} "
             f"| {self.as_there()} |"
         )
@@ -100,9 +101,14 @@ class Comparison:
         if not less:
             return ""
         text = f"{model} {cell(less, self.digits, '+')}"
+        text += self.off_k(model)
         if len(less) < self.seeds:
             text += f" ({len(less)} of {self.seeds} seeds)"
         return marked(text, self.pairs(model), less)
+
+    def off_k(self, model: str) -> str:
+        """A mark where some run of a model used more than k experts."""
+        return " ‡" if any(r.get("meets_k") is False for r in self.runs[model].values()) else ""
 
     def differences(self, model: str) -> list[float]:
         """The losses less those of the first one, for each seed of both."""
@@ -173,7 +179,11 @@ def percent(row: Row) -> float:
 def of_images(rows: list[Row], name: str, data: str) -> Comparison:
     """Multi-MNIST or Multi-Fashion, with the most training rows that were run."""
     named = [row | {"model": multi_mnist.published_as(row["model"], name)} for row in rows]
-    here = [row for row in named if row["set"] == name and row["model"] in NAMES]
+    here = [
+        row | {"meets_k": multi_mnist.met_k(row)}
+        for row in named
+        if row["set"] == name and row["model"] in NAMES
+    ]
     published = {NAMES[g]: v[0] for (s, g), v in multi_mnist.PUBLISHED.items() if s == name}
     return Comparison(data, "x 100", 2, by_model(largest(here), "model", percent), published)
 

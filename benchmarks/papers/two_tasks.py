@@ -53,8 +53,15 @@ GATES: dict[str, dict[str, Any]] = {
 }
 _WEAKEST = DSELECT_ENTROPY[0]
 PAPER_GATES: dict[str, dict[str, Any]] = {
-    "dselect_k": {"entropy_weight": entropy_weight(_WEAKEST, static=False)},
-    "dselect_k_static": {"entropy_weight": entropy_weight(_WEAKEST, static=True)},
+    **{
+        name: {
+            "entropy_weight": entropy_weight(_WEAKEST, static=static),
+            # 1 in the authors' code, which sums this over the batch, too.
+            "reachability_weight": entropy_weight(1.0, static=static),
+            "reachability_mass": 1.0,
+        }
+        for name, static in (("dselect_k", False), ("dselect_k_static", True))
+    },
     "switch": {"noise": "logits", "balance_weight": 0.0},
 }
 """What a paper's setting changes in `GATES`."""
@@ -334,9 +341,11 @@ def learnt_loss(row: Row) -> float:
 
 
 def k_cell(rows: list[Row]) -> str:
-    """Whether the routing of all runs met k; empty for models without k."""
-    met = {row["meets_k"] for row in rows}
-    return "" if met == {None} else "yes" if met == {True} else "**no**"
+    """Whether the routing of all runs met k, or in how many; empty for models without k."""
+    met = [row["meets_k"] for row in rows]
+    if None in met:
+        return ""
+    return "yes" if all(met) else f"**{sum(met)} of {len(met)}**" if any(met) else "**no**"
 
 
 def mean(rows: list[Row], name: str) -> float:

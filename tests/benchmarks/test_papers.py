@@ -188,6 +188,29 @@ def test_the_first_table_proves_nothing_across_machines(study: Any) -> None:
     assert cells[2] == "far +1.1 ± 0.1 †"
 
 
+def test_the_first_table_marks_models_that_used_more_than_k_experts(study: Any) -> None:
+    runs = {
+        model: {seed: {"loss": loss, "meets_k": met[seed]} for seed, loss in losses.items()}
+        for model, losses, met in (
+            ("near", NEAR, [True, True, True]),
+            ("far", FAR, [True, False, True]),
+            ("dense", FAR, [None, None, None]),
+        )
+    }
+    line = study("summary").Comparison("data", "MSE", 1, runs, {"near": 1.0}).line()
+    assert "| near 51.0 ± 28.9 (MSE) |" in line
+    assert "| **far +1.1 ± 0.1 ‡**, **dense +1.1 ± 0.1** |" in line
+
+
+def test_images_meet_k_where_no_task_uses_more(study: Any) -> None:
+    met_k = study("multi_mnist").met_k
+    row = {"set": "fashion", "model": "moesart", "experts": [2.0, 2.04]}  # k = 2
+    assert met_k(row) is True
+    assert met_k(row | {"experts": [1.0, 2.1]}) is False
+    assert met_k(row | {"set": "mnist", "experts": [1.0, 2.1]}) is True  # k = 4
+    assert met_k(row | {"model": "softmax", "experts": [5.0, 5.0]}) is None
+
+
 def test_the_first_table_says_whether_the_papers_first_is_ours(study: Any) -> None:
     both = {"far": FAR, "near": NEAR}
     assert compared(study, both, {"far": 1, "near": 2, "unrun": 0})[-1] == "no, why"
