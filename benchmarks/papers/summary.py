@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import book_crossing
 import fashion_routers
 import movielens
 import multi_mnist
@@ -15,6 +16,7 @@ import tasks_in_groups
 import tuned
 import two_tasks
 from rows import Row, Rows, cell, is_beyond_chance, marked, mean_and_error, paired, replace_table
+from trials import Published
 
 NAMES = {
     "softmax": "softmax",
@@ -77,6 +79,8 @@ class Comparison:
     @property
     def is_told(self) -> bool:
         """Whether most models have as many seeds as the first one, and that more than one."""
+        if not self.runs:
+            return False
         as_many = [model for model in self.runs if len(self.runs[model]) >= self.seeds]
         return self.seeds > 1 and 2 * len(as_many) > len(self.runs)
 
@@ -149,10 +153,23 @@ def by_model(rows: list[Row], name: str, loss: Callable[[Row], float]) -> dict[s
 
 def of_movielens(rows: list[Row], weight: float) -> Comparison:
     """Tuned models on MovieLens, at one setting of the tasks' weights, beside MOESART's paper."""
-    published = {NAMES[g]: v[0] for (g, w), v in movielens.PUBLISHED.items() if w == weight}
-    runs = by_model([r for r in rows if r["weight"] == weight], "model", percent)
     data = f"[MovieLens 1M](#movielens-1m-two-tasks), {shares(weight)}"
-    return Comparison(data, "x 100", 2, runs, published, " ([why](#equal-tuning))")
+    return of_two_tasks(rows, weight, data, movielens.PUBLISHED, " ([why](#equal-tuning))")
+
+
+def of_books(rows: list[Row], weight: float) -> Comparison:
+    """The same on Book-Crossing's sample."""
+    data = f"[Book-Crossing](#book-crossing-a-20--sample), a fifth, {shares(weight, 'reading')}"
+    return of_two_tasks(rows, weight, data, book_crossing.PUBLISHED, "")
+
+
+def of_two_tasks(
+    rows: list[Row], weight: float, data: str, table: Published, why: str
+) -> Comparison:
+    """Tuned models at one setting of the tasks' weights beside the paper's table."""
+    published = {NAMES[g]: v[0] for (g, w), v in table.items() if w == weight}
+    runs = by_model([r for r in rows if r["weight"] == weight], "model", percent)
+    return Comparison(data, "x 100", 2, runs, published, why)
 
 
 def of_dselects_movielens(rows: list[Row], weight: float) -> Comparison:
@@ -166,9 +183,9 @@ def of_dselects_movielens(rows: list[Row], weight: float) -> Comparison:
     return Comparison(data, "x 100", 2, runs, published)
 
 
-def shares(weight: float) -> str:
+def shares(weight: float, first: str = "watching") -> str:
     """The tasks' weights, as the page says them."""
-    return f"watching {weight:g}, rating {round(1 - weight, 1):g}"
+    return f"{first} {weight:g}, rating {round(1 - weight, 1):g}"
 
 
 def percent(row: Row) -> float:
@@ -213,10 +230,15 @@ def of_groups(rows: list[Row], tasks: int) -> Comparison:
     return Comparison(data, "MSE", 4, runs, published)
 
 
+def tuned_rows(data_set: tuned.Study) -> list[Row]:
+    """Final runs of tuned models."""
+    rows = two_tasks.with_single_task(data_set.tables["final"].read())
+    return [row for row in rows if row["setting"] == "tuned"]
+
+
 def write_table() -> None:
     """A line for each comparison, into docs/results/papers.md."""
-    finals = two_tasks.with_single_task(tuned.STUDIES["movielens"].tables["final"].read())
-    finals = [row for row in finals if row["setting"] == "tuned"]
+    finals, books = (tuned_rows(data_set) for data_set in tuned.STUDIES.values())
     images, routers, groups = (
         Rows(study.__name__, study.KEY).read()
         for study in (multi_mnist, fashion_routers, tasks_in_groups)
@@ -224,6 +246,7 @@ def write_table() -> None:
     comparisons = (
         *(of_movielens(finals, weight) for weight in two_tasks.WEIGHTS),
         *(of_dselects_movielens(finals, weight) for weight in two_tasks.WEIGHTS),
+        *(of_books(books, weight) for weight in two_tasks.WEIGHTS),
         of_images(images, "mnist", "[Multi-MNIST](#multi-mnist)"),
         of_images(images, "fashion", "[Multi-Fashion](#multi-fashion)"),
         of_routers(routers),

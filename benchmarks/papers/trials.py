@@ -126,6 +126,8 @@ def write_rates(
                     cells.append(cell([100 * row["loss"] for row in seeds], 2) if seeds else "")
                 named = f"{rate:.3g}, {said(json.loads(change))}"
                 lines.append(f"| {weight:g} | {named} | {' | '.join(cells)} |")
+        if not found:
+            continue
         theirs = [published.get((model, weight)) for model in models]
         cells = [f"{values[0]:g}" if values else "" for values in theirs]
         lines.append(f"| {weight:g} | the paper's rows | {' | '.join(cells)} |")
@@ -156,6 +158,8 @@ def write_pairs(data: str, trials: list[Row], finals: list[Row]) -> None:
                 model: {r[name]: r for r in rows if (r["model"], r["weight"]) == (model, weight)}
                 for model in models
             }
+            if not any(by_model.values()):
+                continue
             for place, model in enumerate(models[1:], 1):
                 cells = []
                 for base in models[:place]:
