@@ -9,6 +9,7 @@ before and after each selector is rounded to its likeliest expert.
 """
 
 import argparse
+from itertools import product
 from typing import Any
 
 import keras
@@ -20,8 +21,10 @@ from multigate.model.moe.mixture import Mixture
 from multigate.model.ranker.loss import regularisation
 
 ROWS, FEATURES = 512, 32
+SETTINGS = ((10.0, 0.001), (1.0, 0.1), (1.0, 1.0))
+"""gamma and lambda."""
 MASSES = (1.0, 0.5)
-"""Mass on codes with an expert that is enough; 1 is the paper's penalty."""
+"""M, the mass on codes with an expert that is enough; 1 is the paper's penalty."""
 PENALTIES = (0.0, 0.01, 0.1, 1.0)
 """xi; the last one is the authors'."""
 
@@ -71,31 +74,21 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=3)
     options = arguments.parse_args()
     heads = " | ".join(f"ξ = {penalty:g}" for penalty in PENALTIES)
-    print(f"| experts | γ | λ | enough mass | {heads} |")
+    print(f"| experts | γ | λ | M | {heads} |")
     print(f"| --- | --- | --- | --- |{' --- |' * len(PENALTIES)}")
-    for E in (5, 9):
-        for gamma, entropy in ((10.0, 0.001), (1.0, 0.1), (1.0, 1.0)):
-            for mass in MASSES:
-                cells = []
-                for penalty in PENALTIES:
-                    runs = [
-                        errors(
-                            E,
-                            seed,
-                            options.steps,
-                            gamma=gamma,
-                            entropy_weight=entropy,
-                            reachability_weight=penalty,
-                            reachability_mass=mass,
-                        )
-                        for seed in range(options.seeds)
-                    ]
-                    soft, rounded = np.mean(runs, axis=0)
-                    cells.append(f"{soft:.3f}, {rounded:.2f}")
-                print(
-                    f"| {E} | {gamma:g} | {entropy:g} | {mass:g} | {' | '.join(cells)} |",
-                    flush=True,
-                )
+    for E, (gamma, entropy), mass in product((5, 9), SETTINGS, MASSES):
+        cells = []
+        for penalty in PENALTIES:
+            gate = {
+                "gamma": gamma,
+                "entropy_weight": entropy,
+                "reachability_weight": penalty,
+                "reachability_mass": mass,
+            }
+            runs = [errors(E, seed, options.steps, **gate) for seed in range(options.seeds)]
+            soft, rounded = np.mean(runs, axis=0)
+            cells.append(f"{soft:.3f}, {rounded:.2f}")
+        print(f"| {E} | {gamma:g} | {entropy:g} | {mass:g} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -104,8 +104,7 @@ class Comparison:
         less = self.differences(model)
         if not less:
             return ""
-        text = f"{model} {cell(less, self.digits, '+')}"
-        text += self.off_k(model)
+        text = f"{model} {cell(less, self.digits, '+')}{self.off_k(model)}"
         if len(less) < self.seeds:
             text += f" ({len(less)} of {self.seeds} seeds)"
         return marked(text, self.pairs(model), less)

@@ -514,15 +514,15 @@ def test_two_images_on_top_of_each_other(
 
 
 def test_dselect_k_of_images_is_chosen_on_validation_among_those_that_meet_k(study: Any) -> None:
-    multi, settings = study("multi_mnist"), study("settings")
+    multi = study("multi_mnist")
     rows = study("rows").Rows("multi_mnist", multi.KEY).read()
     compared = 0
-    for name, (_, _, k) in multi.SETS.items():
+    for name in multi.SETS:
         losses = {
             row["model"]: row["val_loss"]
             for row in rows
             if row["set"] == name and row["model"] in multi.DSELECT and row["seed"] == 0
-            if settings.meets_k(dict(zip("12", row["experts"], strict=True)), k)
+            if multi.met_k(row)
         }
         compared += len(losses)
         assert min(losses, default=multi.CHOSEN[name], key=losses.get) == multi.CHOSEN[name]
