@@ -18,7 +18,8 @@ taken; if the gate has a k, of those whose routing met it, as in the papers.  It
 trained with seeds 0, 1, ...; seed 0 is the trial's own, so on a CPU, where it gives the same
 weights again, it is not trained twice.
 
-Order: the five models of the first question at both weights, then the others.  A trial is a row of
+Order: the five models of the first question at both weights, then the others; a model of one task
+at one weight, of which it hardly depends.  A trial is a row of
 docs/results/papers/movielens_trials.jsonl, a final run a row of movielens.jsonl with setting
 `tuned` (of Book-Crossing: book_crossing_trials.jsonl and book_crossing.jsonl).  The same command
 goes on where it was cut off: a row is never run again, and a final run goes on within its epochs (a
@@ -89,6 +90,15 @@ class Study:
     def tasks(self) -> list[str]:
         """Their names, the binary one first."""
         return list(self.data.make_values()["contract"]["tasks"])
+
+    def is_needed(self, run: Row) -> bool:
+        """Whether a run is to be made: a model of one task is trained at one weight only.
+
+        At the one that gives its task more, the first task's at `WEIGHTS[0]`: see
+        `with_single_task`.
+        """
+        kind, _, task = run["model"].partition(":")
+        return kind != SINGLE_TASK or run["weight"] == WEIGHTS[self.tasks.index(task)]
 
     @cached_property
     def tables(self) -> dict[str, Rows]:
@@ -170,6 +180,7 @@ def main() -> None:
     if options.again is not None:
         again = (options.models, options.weights, options.again, options.seeds)
         steps = list(plan_again(*again, options.change))
+    steps = [step for step in steps if study.is_needed(step[1])]
     if options.plan:
         print(json.dumps(left(steps, study.tables)))
         return

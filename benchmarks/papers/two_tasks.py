@@ -298,17 +298,18 @@ def write_tables(
 
 
 def with_single_task(rows: list[Row]) -> list[Row]:
-    """The rows, with one row for the models of one task each that share weight, seed and setting.
+    """The rows, with a row at each weight for the models of one task each of one seed and setting.
 
-    Each of these has been measured on both tasks, of which it learnt one: the row `single_task`
-    takes the first task's log loss and AUC from the first and the second one's MSE from the
-    second.  Without its partner a model is left out.
+    Each of these has been measured on both tasks, of which it learnt one, at one weight: its task's
+    weight is a factor of all that it minimises, and Adam's steps do not depend on it, but for an
+    epsilon.  The row `single_task` takes the first task's log loss and AUC from the first and the
+    second one's MSE from the second.  Without its partner a model is left out.
     """
     shared, single = list[Row](), dict[tuple[Any, ...], Row]()
     for row in rows:
         kind, _, task = row["model"].partition(":")
         if kind == SINGLE_TASK:
-            single[task, *(row[name] for name in KEY[1:])] = row
+            single[task, row["seed"], row["setting"]] = row
         else:
             shared.append(row)
     for (task, *key), one in single.items():
@@ -316,17 +317,19 @@ def with_single_task(rows: list[Row]) -> list[Row]:
         other = single.get((second, *key))
         if task != first or other is None:
             continue
-        shared.append(
-            one
-            | {
-                "model": SINGLE_TASK,
-                "loss": learnt_loss(one) + learnt_loss(other),
-                "mse": other["mse"],
-                "experts_per_row": one["experts_per_row"] + other["experts_per_row"],
-                "best_epoch": (one["best_epoch"] + other["best_epoch"]) / 2,
-                "epochs": max(one["epochs"], other["epochs"]),
-            }
-        )
+        for weight in WEIGHTS:
+            shared.append(
+                one
+                | {
+                    "model": SINGLE_TASK,
+                    "weight": weight,
+                    "loss": weight * one["log_loss"] + (1 - weight) * other["mse"],
+                    "mse": other["mse"],
+                    "experts_per_row": one["experts_per_row"] + other["experts_per_row"],
+                    "best_epoch": (one["best_epoch"] + other["best_epoch"]) / 2,
+                    "epochs": max(one["epochs"], other["epochs"]),
+                }
+            )
     return shared
 
 

@@ -249,18 +249,35 @@ def test_models_of_one_task_each_make_one_row(study: Any, first: str) -> None:
     watch = key | rest | {"model": f"single_task:{first}", "log_loss": 0.3, "mse": 14.0}
     watch |= {"loss": 1.67}
     rating = key | rest | {"model": "single_task:rating", "log_loss": 9.0, "mse": 0.8, "auc": 0.5}
-    rating |= {"loss": 8.18, "best_epoch": 6}
+    rating |= {"loss": 1.62, "best_epoch": 6, "weight": 0.1}
     lonely = watch | {"seed": 2}
     other = key | rest | {"model": "topk", "loss": 0.4}
-    kept, joined = two_tasks.with_single_task([rating, other, watch, lonely])
+    kept, *joined = two_tasks.with_single_task([rating, other, watch, lonely])
     assert kept == other
-    assert joined["loss"] == pytest.approx(0.9 * 0.3 + 0.1 * 0.8)
-    assert {name: joined[name] for name in ("model", "auc", "mse", "best_epoch")} == {
-        "model": "single_task",
-        "auc": 0.9,
-        "mse": 0.8,
-        "best_epoch": 5,
+    # Each is trained at one weight, and their row stands at both.
+    assert {row["weight"]: row["loss"] for row in joined} == {
+        0.9: pytest.approx(0.9 * 0.3 + 0.1 * 0.8),
+        0.1: pytest.approx(0.1 * 0.3 + 0.9 * 0.8),
     }
+    for row in joined:
+        assert {name: row[name] for name in ("model", "auc", "mse", "best_epoch", "seed")} == {
+            "model": "single_task",
+            "auc": 0.9,
+            "mse": 0.8,
+            "best_epoch": 5,
+            "seed": 1,
+        }
+    # The study trains each at the weight that gives its task more.
+    name = {"watch": "movielens", "read": "book_crossing"}[first]
+    tuned = study("tuned")
+    steps = tuned.plan([f"single_task:{first}", "single_task:rating", "hash"], [0.9, 0.1], 1, 0)
+    needed = [run for _, run in steps if tuned.STUDIES[name].is_needed(run)]
+    assert [(run["model"], run["weight"]) for run in needed] == [
+        (f"single_task:{first}", 0.9),
+        ("hash", 0.9),
+        ("single_task:rating", 0.1),
+        ("hash", 0.1),
+    ]
 
 
 @pytest.mark.parametrize("weight", [0.9, 0.1])
