@@ -4,9 +4,10 @@ Runs of two models with the same seed share their batches (of tasks in groups: t
 they are compared pair by pair.  A data set of which most models have one seed is left out.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import book_crossing
 import fashion_routers
@@ -16,7 +17,6 @@ import tasks_in_groups
 import tuned
 import two_tasks
 from rows import Row, Rows, cell, is_beyond_chance, marked, mean_and_error, paired, replace_table
-from trials import Published
 
 NAMES = {
     "softmax": "softmax",
@@ -150,46 +150,57 @@ def by_model(rows: list[Row], name: str, loss: Callable[[Row], float]) -> dict[s
     return runs
 
 
+def percent(row: Row) -> float:
+    """100 times the loss."""
+    return float(100 * row["loss"])
+
+
 def of_movielens(rows: list[Row], weight: float) -> Comparison:
     """Tuned models on MovieLens, at one setting of the tasks' weights, beside MOESART's paper."""
     data = f"[MovieLens 1M](#movielens-1m-two-tasks), {shares(weight)}"
-    return of_two_tasks(rows, weight, data, movielens.PUBLISHED, " ([why](#equal-tuning))")
-
-
-def of_books(rows: list[Row], weight: float) -> Comparison:
-    """The same on Book-Crossing's sample."""
-    data = f"[Book-Crossing](#book-crossing-a-20--sample), a fifth, {shares(weight, 'reading')}"
-    return of_two_tasks(rows, weight, data, book_crossing.PUBLISHED, "")
-
-
-def of_two_tasks(
-    rows: list[Row], weight: float, data: str, table: Published, why: str
-) -> Comparison:
-    """Tuned models at one setting of the tasks' weights beside the paper's table."""
-    published = {NAMES[g]: v[0] for (g, w), v in table.items() if w == weight}
-    runs = by_model([r for r in rows if r["weight"] == weight], "model", percent)
-    return Comparison(data, "x 100", 2, runs, published, why)
+    return of_two_tasks(rows, weight, data, movielens.PUBLISHED, why=" ([why](#equal-tuning))")
 
 
 def of_dselects_movielens(rows: list[Row], weight: float) -> Comparison:
     """The same models in the unit of DSelect-k's paper, beside it."""
-    published = {
-        NAMES[g]: v[0] for (g, w), v in movielens.DSELECT_PAPER.items() if w == weight if g in NAMES
-    }
-    here = [row for row in rows if row["weight"] == weight]
-    runs = by_model(here, "model", lambda row: 100 * movielens.in_dselects_unit(row))
     data = f"the same, [rating's error halved](#beside-the-paper-on-dselect-k), {shares(weight)}"
-    return Comparison(data, "x 100", 2, runs, published)
+    return of_two_tasks(
+        rows, weight, data, movielens.DSELECT_PAPER, lambda r: 100 * movielens.in_dselects_unit(r)
+    )
+
+
+def of_books(rows: list[Row], weight: float) -> Comparison:
+    """Tuned models on Book-Crossing's sample, beside MOESART's paper."""
+    data = f"[Book-Crossing](#book-crossing-a-20--sample), a fifth, {shares(weight, 'reading')}"
+    return of_two_tasks(rows, weight, data, book_crossing.PUBLISHED)
+
+
+def of_two_tasks(
+    rows: list[Row],
+    weight: float,
+    data: str,
+    table: Mapping[tuple[str, float], Sequence[Any]],
+    loss: Callable[[Row], float] = percent,
+    why: str = "",
+) -> Comparison:
+    """Tuned models at one setting of the tasks' weights beside the paper's table.
+
+    Args:
+        rows: of all settings.
+        weight: of the first task.
+        data: see `Comparison`.
+        table: the paper's test loss x 100, first of its values, by model and weight.
+        loss: of a row, in the paper's unit.
+        why: see `Comparison`.
+    """
+    published = {NAMES[g]: v[0] for (g, w), v in table.items() if w == weight and g in NAMES}
+    here = [row for row in rows if row["weight"] == weight]
+    return Comparison(data, "x 100", 2, by_model(here, "model", loss), published, why)
 
 
 def shares(weight: float, first: str = "watching") -> str:
     """The tasks' weights, as the page says them."""
     return f"{first} {weight:g}, rating {round(1 - weight, 1):g}"
-
-
-def percent(row: Row) -> float:
-    """100 times the loss."""
-    return float(100 * row["loss"])
 
 
 def of_images(rows: list[Row], name: str, data: str) -> Comparison:

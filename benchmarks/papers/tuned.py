@@ -52,7 +52,7 @@ import book_crossing
 import movielens
 import two_tasks
 from rows import Row, Rows
-from settings import DSELECT_ENTROPY, entropy_weight, meets_k
+from settings import DSELECT_ENTROPY, entropy_weight
 from trials import (
     COMPARED,
     FIRST,
@@ -64,7 +64,16 @@ from trials import (
     write_rates,
     write_trials,
 )
-from two_tasks import KEY, WEIGHTS, configuration, described, measure, random_trial, trained_on
+from two_tasks import (
+    KEY,
+    WEIGHTS,
+    configuration,
+    described,
+    measure,
+    met_k,
+    random_trial,
+    trained_on,
+)
 
 from multigate.configs.baselines import SINGLE_TASK
 
@@ -358,11 +367,7 @@ def measure_trial(run: Row, study: Study, examples: Path, work: Path) -> Row:
     found = random_trial(
         config, space, run["trial"], examples, work / f"trial-{name}", run["weight"]
     )
-    k = config.model_dump(mode="json")["model"]["gate"].get("num_selected")
-    return found | {
-        "meets_k": meets_k(found["experts"], k),
-        "trained_on": trained_on(),
-    }
+    return found | {"meets_k": met_k(found, config), "trained_on": trained_on()}
 
 
 def measure_again(run: Row, trial: Row, study: Study, examples: Path, work: Path) -> Row:

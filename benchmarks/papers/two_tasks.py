@@ -164,13 +164,18 @@ def measure(run: Row, config: Config, examples: Path, work: Path) -> Row:
 def described(found: Row, config: Config, examples: Path) -> Row:
     """What `measure_checkpoint` found, with the training that it is of."""
     return found | {
-        "meets_k": meets_k(found["experts"], getattr(config.model.gate, "num_selected", None)),
+        "meets_k": met_k(found, config),
         "rows": Statistics.read(ExamplesFolder(examples).statistics).rows["train"],
         "patience": config.train.patience,
         "learning_rate": config.train.learning_rate,
         "tuned": False,
         "trained_on": trained_on(),
     }
+
+
+def met_k(found: Row, config: Config) -> bool | None:
+    """Whether no task used more experts a row than its gate's k; None of a gate without k."""
+    return meets_k(found["experts"], getattr(config.model.gate, "num_selected", None))
 
 
 def trained_on() -> str:
