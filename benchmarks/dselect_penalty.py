@@ -23,8 +23,8 @@ from multigate.model.ranker.loss import regularisation
 ROWS, FEATURES = 512, 32
 SETTINGS = ((10.0, 0.001), (1.0, 0.1), (1.0, 1.0))
 """gamma and lambda."""
-MASSES = (1.0, 0.5)
-"""M, the mass on codes with an expert that is enough; 1 is the paper's penalty."""
+MASSES = (1.0, None)
+"""M, the mass on codes with an expert that is enough: the paper's, and our default."""
 PENALTIES = (0.0, 0.01, 0.1, 1.0)
 """xi; the last one is the authors'."""
 
@@ -73,6 +73,8 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=300)
     arguments.add_argument("--seeds", type=int, default=3)
     options = arguments.parse_args()
+    if options.seeds < 1:
+        arguments.error(f"--seeds: expected at least 1, received {options.seeds}")
     heads = " | ".join(f"ξ = {penalty:g}" for penalty in PENALTIES)
     print(f"| experts | γ | λ | M | {heads} |")
     print(f"| --- | --- | --- | --- |{' --- |' * len(PENALTIES)}")
@@ -88,7 +90,8 @@ def main() -> None:
             runs = [errors(E, seed, options.steps, **gate) for seed in range(options.seeds)]
             soft, rounded = np.mean(runs, axis=0)
             cells.append(f"{soft:.3f}, {rounded:.2f}")
-        print(f"| {E} | {gamma:g} | {entropy:g} | {mass:g} | {' | '.join(cells)} |", flush=True)
+        enough = "default" if mass is None else f"{mass:g}"
+        print(f"| {E} | {gamma:g} | {entropy:g} | {enough} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -137,10 +137,18 @@ class DSelectK(_SparseGate):
     """lambda, strength of the entropy regulariser (mean over the batch)."""
     entropy_schedule: Schedule | None = None
     """(training step, factor) pairs by which lambda is multiplied, linear in between."""
-    reachability_weight: Strength = 1.0
-    """xi, strength of the penalty on codes that lead to no expert (E not a power of two)."""
-    reachability_mass: float = Field(default=0.5, gt=0, le=1)
-    """A selector with this mass on codes that lead to an expert pays no such penalty; paper: 1."""
+    reachability_weight: Strength | None = Field(default=None, examples=[1.0])
+    """xi, strength of the penalty on codes that lead to no expert (E not a power of two).
+
+    null: 1, or a tenth of lambda where that is more.
+    """
+    reachability_mass: Annotated[float, Field(ge=0.5, le=1)] | None = Field(
+        default=None, examples=[1.0]
+    )
+    """A selector with this mass on codes that lead to an expert pays no such penalty; paper: 1.
+
+    null: the middle of 1/2 and E / 2^m, the mass at the start.
+    """
 
 
 class SoftmaxSelector(_SparseGate):

@@ -1,5 +1,6 @@
 """DSelect-k: differentiable selection of at most k experts by binary codes (section 3)."""
 
+import math
 from typing import Any
 
 import keras
@@ -37,7 +38,16 @@ class DSelectK(ScheduledGate):
 
     If E is not a power of two, codes E to 2^m - 1 have no expert: w is divided by its sum over the
     reachable experts (clamped at 1e-6), and a selector pays a penalty while too little of its mass
-    is on reachable codes.
+    is on reachable codes.  Ours is the paper's (B.2) with M and xi as below:
+
+    - M = 1 in the paper, whose penalty pulls all selectors to the codes whose top bit is 0 from the
+      first step on, before the experts differ.  With M at or below the mass at the start, E / 2^m
+      with all bits at 1/2, the loss alone chooses.
+    - A selector whose mass m is the only thing left to settle is pushed away from m = 1/2 by the
+      entropy.  With M < 1/2 it would stay at M, where entropy and penalty are in balance, and with
+      M = 1/2 for thousands of steps.
+    - The penalty is the stronger one at every m < 1/2 if xi / m^2 > lambda log((1 - m) / m), that
+      is, if xi > 0.077 lambda.  Else the entropy settles selectors on codes without an expert.
 
     Losses in training:
         entropy: lambda(step) * mean over the batch of sum_r H(p[r, :]), nats, over all 2^m codes.
@@ -59,12 +69,8 @@ class DSelectK(ScheduledGate):
         entropy_weight: lambda.
         entropy_schedule: (training step, factor) pairs; lambda is multiplied by the factor, which
             is linear between the pairs and constant outside.
-        reachability_weight: xi.
-        reachability_mass: M.  (1 in the paper, B.2, whose penalty therefore pulls all selectors to
-            the codes whose top bit is 0 from the first step on, before the experts differ.  At the
-            start, with all bits at 1/2, more than half of the mass is reachable whatever E is, so
-            that the loss alone chooses; with settled bits the mass is 0 or 1, and M changes
-            nothing.)
+        reachability_weight: xi; None for 1, or a tenth of the step's lambda where that is more.
+        reachability_mass: M; None for the middle of 1/2 and E / 2^m.
     """
 
     reads_products = True
@@ -82,21 +88,24 @@ class DSelectK(ScheduledGate):
         gamma_steps: int = 10_000,
         entropy_weight: float = 0.0,
         entropy_schedule: Points | None = None,
-        reachability_weight: float = 1.0,
-        reachability_mass: float = 0.5,
+        reachability_weight: float | None = None,
+        reachability_mass: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(num_experts, num_selected, static, seed, **kwargs)
         self.check_annealing("gamma", gamma, gamma_end, gamma_steps)
         self.check_option("entropy_weight", entropy_weight, entropy_weight >= 0, "at least 0")
         self.check_option(
-            "reachability_weight", reachability_weight, reachability_weight >= 0, "at least 0"
+            "reachability_weight",
+            reachability_weight,
+            reachability_weight is None or 0 <= reachability_weight < math.inf,
+            "a finite number, at least 0, or None",
         )
         self.check_option(
             "reachability_mass",
             reachability_mass,
-            0 < reachability_mass <= 1,
-            "more than 0, at most 1",
+            reachability_mass is None or 0.5 <= reachability_mass <= 1,
+            "at least 0.5, at most 1, or None",
         )
         self.gamma = gamma
         self.gamma_end = gamma_end
@@ -171,14 +180,23 @@ class DSelectK(ScheduledGate):
         if hard:
             weights = keep_largest(weights, k)
         losses = {}
+        strength: float | Tensor = 0.0
         if training and self.entropy_weight:
             strength = self.entropy_weight * piecewise_linear(self.entropy_schedule, step)
             losses["entropy"] = strength * batch_mean(ops.sum(entropy(p), axis=-1))
-        if training and self.reachability_weight and 2**self.num_bits > E:
-            excess = 1.0 / ops.maximum(mass, _SMALLEST_MASS) - 1.0 / self.reachability_mass
+        if training and self.reachability_weight != 0 and 2**self.num_bits > E:
+            excess = 1.0 / ops.maximum(mass, _SMALLEST_MASS) - 1.0 / self._mass_enough()
             paid = ops.sum(ops.maximum(excess, 0.0), axis=-1)  # (B,)
-            losses["reachability"] = self.reachability_weight * batch_mean(paid)
+            xi = self.reachability_weight
+            xi = ops.maximum(1.0, 0.1 * strength) if xi is None else xi
+            losses["reachability"] = xi * batch_mean(paid)
         return Routing(weights[0] if self.static else weights, losses, diagnostics)
+
+    def _mass_enough(self) -> float:
+        """M, the reachable mass with which a selector pays nothing."""
+        if self.reachability_mass is not None:
+            return self.reachability_mass
+        return (0.5 + self.num_experts / 2**self.num_bits) / 2
 
     def _chosen(self, bits: Tensor, gamma: float | Tensor) -> Tensor:
         """Each selector's reachable expert with the largest p, (B, k), int32; per example."""

@@ -113,8 +113,9 @@ def test_all_selectors_on_an_unreachable_code(E: int) -> None:
     np.testing.assert_array_equal(routing.weights, np.zeros((2, E)))
     assert np.isfinite(float(total))
     np.testing.assert_array_equal(tape.gradient(total, x), np.zeros((2, 6)))
-    # 1 / 1e-6 per selector, less 1 / reachability_mass.
-    np.testing.assert_allclose(routing.losses["reachability"], 2 * (1e6 - 2), rtol=1e-7)
+    # 1 / 1e-6 per selector, less 1 / M, which is the middle of 1/2 and E / 8.
+    enough = (1 / 2 + E / 8) / 2
+    np.testing.assert_allclose(routing.losses["reachability"], 2 * (1e6 - 1 / enough), rtol=1e-7)
     gate.harden()
     np.testing.assert_allclose(np.sum(gate(x).weights, -1), 1)
 
@@ -136,7 +137,9 @@ def test_a_selector_pays_for_codes_without_an_expert_where_they_have_most_of_its
     # E = 3: code 3 is both bits.  S(1/4) = 1/2 + 3/8 - 1/32 = 27/32, so that a selector with both
     # bits there has a reachable mass of 1 - (27/32)^2 = 295/1024 and pays 1024/295 - 2.  The other
     # one, with 3/4, pays nothing, and does not pay for the first.
-    gate = static_gate([[0.25, 0.25], [0, 0]], [0, 0], 3, reachability_weight=3.0)
+    gate = static_gate(
+        [[0.25, 0.25], [0, 0]], [0, 0], 3, reachability_weight=3.0, reachability_mass=0.5
+    )
     routing = gate(np.zeros((8, 3), F), training=True)
     np.testing.assert_allclose(routing.losses["reachability"], 3 * (1024 / 295 - 2), rtol=1e-6)
     with tf.GradientTape() as tape:
@@ -150,7 +153,7 @@ def test_a_selector_pays_for_codes_without_an_expert_where_they_have_most_of_its
 @pytest.mark.parametrize("E", [3, 5, 7, 9, 17])
 def test_at_the_start_selectors_hardly_pay(E: int, static: bool) -> None:
     # Otherwise all selectors would move to the same codes before the experts differ.  Per example,
-    # a few rows start a little below half of the mass where E is hardly above a power of two.
+    # a few rows start with too little mass where E is hardly above a power of two.
     x = np.random.default_rng(0).normal(size=(64, 6)).astype(F)
     ours, papers = (
         float(
@@ -158,10 +161,55 @@ def test_at_the_start_selectors_hardly_pay(E: int, static: bool) -> None:
                 x, training=True
             ).losses["reachability"]
         )
-        for mass in (0.5, 1.0)
+        for mass in (None, 1.0)
     )
     assert papers > 0.2
-    assert ours < papers / 100
+    assert ours < papers / 50
+
+
+@pytest.mark.parametrize("E", [5, 9])
+def test_nothing_holds_a_selector_between_two_codes(E: int) -> None:
+    # With its other bits settled, it is between a code with an expert and one without.  At half of
+    # the mass the entropy has no slope, below it pulls to the latter: there it must already pay.
+    def codes_after(steps: int, **options: Any) -> np.ndarray | None:
+        gate = gates.make("dselect_k", E, 4, static=True, seed=2, entropy_weight=0.1, **options)
+        gate.build((None, 3))
+        optimizer = keras.optimizers.Adam(1e-3)
+        x = tf.zeros((1, 3))
+
+        @tf.function
+        def train(steps: int) -> None:
+            for _ in tf.range(steps):
+                with tf.GradientTape() as tape:
+                    loss = sum(gate(x, training=True).losses.values())
+                optimizer.apply_gradients([(tape.gradient(loss, gate.bit_bias), gate.bit_bias)])
+
+        train(tf.constant(steps))
+        bits = gate.bit_bias.numpy().reshape(4, -1)
+        settled = float(gate(x).diagnostics["convergence"]) == 1
+        return (bits > 0) @ 2 ** np.arange(bits.shape[1]) if settled else None
+
+    codes = codes_after(3000)
+    assert codes is not None
+    assert (codes < E).all()
+    assert len(set(codes)) > 1
+    assert codes_after(3000, reachability_mass=0.5) is None
+
+
+@pytest.mark.parametrize("entropy_weight", [0.1, 12.8, 1280.0])
+def test_the_penalty_outweighs_the_entropy(entropy_weight: float) -> None:
+    # E = 5, between code 1 (S = 0 of the top bit) and code 5, which has no expert.
+    def pulls(**options: Any) -> list[float]:
+        found = []
+        for top in np.linspace(0.02, 0.45, 20):  # of the mass, less than half has an expert
+            gate = static_gate([[0.5, -0.5, top]], [0], 5, entropy_weight=entropy_weight, **options)
+            with tf.GradientTape() as tape:
+                loss = sum(gate(np.zeros((1, 3), F), training=True).losses.values())
+            found.append(float(tape.gradient(loss, gate.bit_bias)[2]))
+        return found
+
+    assert min(pulls()) > 0  # descent leads to code 1 from everywhere
+    assert min(pulls(reachability_weight=0.05 * entropy_weight)) < 0
 
 
 def test_a_converged_gate_adds_no_loss() -> None:
@@ -332,9 +380,10 @@ def test_empty_batch_and_single_expert() -> None:
         ({"gamma_end": -1.0}, "gamma_end: DSelectK expected None or more than 0, received -1.0"),
         ({"gamma_end": 0.1, "gamma_steps": 0}, "gamma_steps: DSelectK expected at least 1"),
         ({"entropy_weight": -1}, "entropy_weight: DSelectK expected at least 0, received -1"),
-        ({"reachability_weight": -1}, "reachability_weight: DSelectK expected at least 0"),
-        ({"reachability_mass": 0}, "reachability_mass: DSelectK expected more than 0, at most 1"),
-        ({"reachability_mass": 1.5}, "reachability_mass: DSelectK expected more than 0, at most"),
+        ({"reachability_weight": -1}, "reachability_weight: DSelectK expected a finite number"),
+        ({"reachability_weight": np.inf}, "reachability_weight: DSelectK expected a finite number"),
+        ({"reachability_mass": 0.4}, "reachability_mass: DSelectK expected at least 0.5, at most"),
+        ({"reachability_mass": 1.5}, "reachability_mass: DSelectK expected at least 0.5, at most"),
         ({"entropy_schedule": [[1]]}, "entropy_schedule: expected .step, value. pairs"),
     ],
 )
