@@ -59,6 +59,8 @@ def main() -> None:
     if not options.table:
         if options.data is None:
             arguments.error("--data is needed to run; --table writes what there is")
+        if options.rows < 1:
+            arguments.error(f"--rows: expected at least 1, received {options.rows}")
         wanted = [
             run | {"seed": seed, "rows": options.rows}
             for runs in (FIRST, OTHERS)

@@ -104,9 +104,14 @@ def marked(text: str, pairs: list[tuple[Row, Row]], less: list[float]) -> str:
         It with a dagger where some pair was trained on different backends or kinds of device; else
         in bold where the differences are beyond chance.
     """
-    if any(one.get("trained_on") != other.get("trained_on") for one, other in pairs):
+    if on_different_machines(pairs):
         return f"{text} †"
     return f"**{text}**" if is_beyond_chance(less) else text
+
+
+def on_different_machines(pairs: list[tuple[Row, Row]]) -> bool:
+    """Whether some pair was trained on different backends or kinds of device."""
+    return any(one.get("trained_on") != other.get("trained_on") for one, other in pairs)
 
 
 def replace_table(name: str, lines: list[str], page: Path | None = None) -> None:

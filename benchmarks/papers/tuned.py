@@ -67,6 +67,7 @@ from trials import (
 from two_tasks import (
     KEY,
     WEIGHTS,
+    check_models,
     configuration,
     described,
     measure,
@@ -85,10 +86,12 @@ class Study:
     Args:
         name: of its final rows' file; of trials' files and of the page's tables it is the start.
         data: the module that makes its examples and values, and has the paper's rows.
+        size: its training rows, of MovieLens' as 1.
     """
 
     name: str
     data: ModuleType
+    size: float
 
     @property
     def models(self) -> list[str]:
@@ -139,8 +142,11 @@ class Study:
 
 
 STUDIES = {
-    name: Study(name, data)
-    for name, data in (("movielens", movielens), ("book_crossing", book_crossing))
+    name: Study(name, data, size)
+    for name, data, size in (
+        ("movielens", movielens, 1.0),
+        ("book_crossing", book_crossing, 0.037),
+    )
 }
 TRIALS, SEEDS = 8, 3
 TRIAL_SEED = 0
@@ -161,7 +167,7 @@ SPACES: dict[str, dict[str, Any]] = {
 }
 """The model's own setting, where it has one."""
 SECONDS = {"softmax": 100.0, "dselect_k": 60.0, "comet": 60.0, "moesart": 90.0}
-"""Of an epoch over all rows on one core, of runs of some 20 epochs; MOESART's take 40 shorter ones.
+"""Of an epoch of MovieLens on one core, of runs of some 20 epochs; MOESART's take 40 shorter ones.
 Others: 50."""
 
 
@@ -171,7 +177,9 @@ def main() -> None:
     arguments.add_argument("--data", type=Path, help="folder of the publisher's file")
     arguments.add_argument("--work", type=Path, help="folder for examples and checkpoints")
     arguments.add_argument("--models", nargs="+", help="in order; by default all")
-    arguments.add_argument("--weights", nargs="+", type=float, default=list(WEIGHTS))
+    arguments.add_argument(
+        "--weights", nargs="+", type=float, choices=WEIGHTS, default=list(WEIGHTS)
+    )
     arguments.add_argument("--trials", type=int, default=TRIALS, help="of each model")
     arguments.add_argument("--seeds", type=int, default=SEEDS, help="of each model's best trial")
     arguments.add_argument(
@@ -185,13 +193,14 @@ def main() -> None:
     options = arguments.parse_args()
     study = STUDIES[options.set]
     options.models = options.models or study.models
+    check(arguments, options, study)
     steps = list(plan(options.models, options.weights, options.trials, options.seeds))
     if options.again is not None:
         again = (options.models, options.weights, options.again, options.seeds)
         steps = list(plan_again(*again, options.change))
     steps = [step for step in steps if study.is_needed(step[1])]
     if options.plan:
-        print(json.dumps(left(steps, study.tables)))
+        print(json.dumps(left(steps, study.tables, study.size)))
         return
     if options.table:
         study.write_tables()
@@ -224,7 +233,27 @@ def main() -> None:
     if options.only is not None:
         return
     study.write_tables()
-    print(json.dumps(left(steps, study.tables)))
+    print(json.dumps(left(steps, study.tables, study.size)))
+
+
+def check(arguments: argparse.ArgumentParser, options: argparse.Namespace, study: Study) -> None:
+    """End with an error if some option makes no sense, before days of work."""
+    check_models(arguments, "--models", options.models, study.models)
+    if options.change is not None and (
+        options.again is None or not isinstance(options.change, dict)
+    ):
+        arguments.error(
+            "--change: expected an object of settings beside --again, such as "
+            f"'{{\"model.gate.gamma\": 10.0}}'; received {json.dumps(options.change)}"
+        )
+    for trial in options.again or ():
+        if trial not in range(options.trials):
+            arguments.error(f"--again: expected trials 0 to {options.trials - 1}, received {trial}")
+    if options.again is not None and options.change is None and options.seeds < 2:
+        arguments.error(
+            f"--again: expected --seeds of at least 2, for seed 0 is the trial's own; received "
+            f"{options.seeds}"
+        )
 
 
 def run_together(steps: list[tuple[str, Row]], options: argparse.Namespace) -> None:
@@ -333,10 +362,12 @@ def plan_again(
                         yield "changed", run | {"change": json.dumps(change, sort_keys=True)}
 
 
-def left(steps: list[tuple[str, Row]], tables: dict[str, Rows]) -> dict[str, Any]:
+def left(
+    steps: list[tuple[str, Row]], tables: dict[str, Rows], size: float = 1.0
+) -> dict[str, Any]:
     """How many runs are done and left, and the hours of these, at some 20 epochs each."""
     open_runs = [run for _, run in still_open(steps, tables)]
-    seconds = sum(20 * SECONDS.get(run["model"], 50.0) for run in open_runs)
+    seconds = size * sum(20 * SECONDS.get(run["model"], 50.0) for run in open_runs)
     return {
         "done": len(steps) - len(open_runs),
         "left": len(open_runs),

@@ -16,7 +16,7 @@ from typing import Any
 from rows import Row, Rows, cell, replace_table
 from settings import DSELECT_ENTROPY, SETTINGS, entropy_weight, meets_k, raw_examples
 
-from multigate.configs.baselines import SINGLE_TASK, baseline
+from multigate.configs.baselines import SHARED_BOTTOM, SINGLE_TASK, baseline
 from multigate.configs.config import Config
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.sections.base import parse
@@ -93,7 +93,9 @@ def main(
     arguments.add_argument("--data", type=Path, help="folder of the publisher's files")
     arguments.add_argument("--work", type=Path, help="folder for examples and checkpoints")
     arguments.add_argument("--gates", nargs="+", default=list(FIRST), help="models, in order")
-    arguments.add_argument("--weights", nargs="+", type=float, default=list(WEIGHTS))
+    arguments.add_argument(
+        "--weights", nargs="+", type=float, choices=WEIGHTS, default=list(WEIGHTS)
+    )
     arguments.add_argument("--seeds", type=int, default=1, help="seeds 0, 1, ... of each")
     arguments.add_argument("--setting", default="ours", choices=SETTINGS)
     arguments.add_argument("--table", action="store_true", help="only write the page's tables")
@@ -102,6 +104,7 @@ def main(
     if not options.table:
         if options.data is None or options.work is None:
             arguments.error("--data and --work are needed to run; --table writes what there is")
+        check_models(arguments, "--gates", options.gates, [*GATES, *baselines(make_values())])
         wanted = [
             {"model": model, "weight": weight, "seed": seed, "setting": options.setting}
             for weight in options.weights
@@ -119,6 +122,19 @@ def main(
         )
     write_tables(name, rows.read(), published)
     print(json.dumps({"rows": len(rows.read()), "best": best(rows.read())}))
+
+
+def baselines(values: dict[str, Any]) -> list[str]:
+    """The models without a gate, of a configuration's tasks."""
+    return [SHARED_BOTTOM, *(f"{SINGLE_TASK}:{task}" for task in values["contract"]["tasks"])]
+
+
+def check_models(
+    arguments: argparse.ArgumentParser, option: str, models: list[str], known: list[str]
+) -> None:
+    """End with an error if a model is unknown, before any work is done."""
+    if unknown := [model for model in models if model not in known]:
+        arguments.error(f"{option}: expected some of {', '.join(known)}; received {unknown[0]!r}")
 
 
 def configuration(run: Row, values: dict[str, Any], examples: Path) -> Config:

@@ -5,6 +5,7 @@ import gzip
 import importlib
 import json
 import shutil
+import sys
 import threading
 import time
 from pathlib import Path
@@ -186,6 +187,7 @@ def test_the_first_table_compares_seed_by_seed(study: Any) -> None:
 def test_the_first_table_proves_nothing_across_machines(study: Any) -> None:
     cells = compared(study, {"far": FAR, "near": NEAR}, {"near": 1}, near="GPU", far="CPU")
     assert cells[2] == "far +1.1 ± 0.1 †"
+    assert cells[-1] == "yes †"
 
 
 def test_the_first_table_marks_models_that_used_more_than_k_experts(study: Any) -> None:
@@ -217,6 +219,9 @@ def test_the_first_table_says_whether_the_papers_first_is_ours(study: Any) -> No
     noisy = {0: 1.1, 1: 50.9, 2: 101.2}
     cells = compared(study, {"noisy": noisy, "near": NEAR}, {"noisy": None, "near": None})
     assert cells[-2:] == ["noisy, near", "no, within chance, why"]
+    # A first that is no farther ahead of our second than by chance is no proof either.
+    cells = compared(study, {"noisy": noisy, "near": NEAR, "far": FAR}, {"near": 1, "far": 2})
+    assert cells[-1] == "yes, within chance"
 
 
 @pytest.mark.parametrize(
@@ -389,6 +394,30 @@ def test_the_plan_tunes_the_first_models_at_both_weights_before_the_rest(
     assert found["next"] == steps[1][1]
 
 
+@pytest.mark.parametrize(
+    ("script", "given", "message"),
+    [
+        ("tuned", ["--models", "single_task"], "--models: expected some of softmax, "),
+        ("tuned", ["--weights", "0.5"], "--weights: invalid choice: 0.5"),
+        ("tuned", ["--change", '{"a": 1}'], "--change: expected an object of settings beside"),
+        ("tuned", ["--change", "5", "--again", "0"], "--change: expected an object of settings"),
+        ("tuned", ["--again", "8"], "--again: expected trials 0 to 7, received 8"),
+        ("tuned", ["--again", "0", "--seeds", "1"], "--again: expected --seeds of at least 2"),
+        ("multi_mnist", ["--gates", "dselect_k_static"], "--gates: invalid choice"),
+        ("fashion_routers", ["--rows", "-1"], "--rows: expected at least 1, received -1"),
+    ],
+)
+def test_a_study_of_days_refuses_wrong_options_before_it_begins(
+    study: Any, script: str, given: list[str], message: str, monkeypatch: Any, capsys: Any
+) -> None:
+    folders = ["--data", "nowhere"] + (["--work", "nowhere"] if script == "tuned" else [])
+    monkeypatch.setattr(sys, "argv", [script, *given, *folders])
+    with pytest.raises(SystemExit) as ended:
+        study(script).main()
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_trial_again_has_the_trials_settings_and_other_seeds(
     study: Any, tables: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -542,9 +571,9 @@ def test_dselect_k_of_images_is_chosen_on_validation_among_those_that_meet_k(stu
             if multi.met_k(row)
         }
         compared += len(losses)
-        assert min(losses, default=multi.CHOSEN[name], key=losses.get) == multi.CHOSEN[name]
-        assert multi.named("dselect_k", name) == multi.CHOSEN[name]
-        assert multi.named("topk", name) == "topk"
+        assert min(losses, default=multi.CHOSEN, key=losses.get) == multi.CHOSEN
+        assert multi.named("dselect_k") == multi.CHOSEN
+        assert multi.named("topk") == "topk"
     assert compared > 1
 
 
