@@ -137,18 +137,19 @@ class Comparison:
         return dict(sorted(shown.items(), key=lambda item: item[1] or 0.0))
 
     def as_there(self) -> str:
-        """Whether the paper's first, of the models that were run here, is the first here.
+        """Whether the paper's first is the first here, of the models that both have.
 
         A yes is held against the second one here, a no against the first.
         """
         theirs = next(iter(self.in_order()))
-        others = [model for model in self.means if model != self.first and self.pairs(model)]
-        is_first = theirs == self.first
-        other = others[0] if is_first else theirs
+        both = [model for model in self.means if model in self.published]
+        first, *others = both if len(both) > 1 else list(self.means)
+        is_first = theirs == first
+        pairs = paired(self.runs[others[0] if is_first else theirs], self.runs[first])
         said = "yes" if is_first else "no"
-        if not is_beyond_chance(self.differences(other)):
+        if not is_beyond_chance([one["loss"] - other["loss"] for one, other in pairs]):
             said += ", within chance"
-        if on_different_machines(self.pairs(other)):
+        if on_different_machines(pairs):
             said += " †"
         return said if is_first else f"{said}{self.why}"
 

@@ -140,7 +140,7 @@ class DSelectK(_SparseGate):
     reachability_weight: Strength | None = Field(default=None, examples=[1.0])
     """xi, strength of the penalty on codes that lead to no expert (E not a power of two).
 
-    null: 1, or a tenth of lambda where that is more.
+    null: 1, or a tenth of lambda, as scheduled, where that is more.
     """
     reachability_mass: Annotated[float, Field(ge=0.5, le=1)] | None = Field(
         default=None, examples=[1.0]

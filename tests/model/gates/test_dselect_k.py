@@ -196,7 +196,7 @@ def test_nothing_holds_a_selector_between_two_codes(E: int) -> None:
     assert codes_after(3000, reachability_mass=0.5) is None
 
 
-@pytest.mark.parametrize("entropy_weight", [0.1, 12.8, 1280.0])
+@pytest.mark.parametrize("entropy_weight", [0.1, 20.0, 1280.0])
 def test_the_penalty_outweighs_the_entropy(entropy_weight: float) -> None:
     # E = 5, between code 1 (S = 0 of the top bit) and code 5, which has no expert.
     def pulls(**options: Any) -> list[float]:
@@ -237,6 +237,22 @@ def test_entropy_schedule_counts_training_steps() -> None:
         seen.append(float(gate(x, training=True).losses["entropy"]) / np.log(4))
         gate(x)  # inference does not count
     np.testing.assert_allclose(seen, [0, 0.5, 1, 1], rtol=1e-6)
+
+
+def test_the_penalty_is_a_tenth_of_the_entropys_strength_at_the_step() -> None:
+    gate = static_gate(
+        [[0.25, 0.25]],
+        [0],
+        3,
+        entropy_weight=10.0,
+        entropy_schedule=[[0, 0.5], [2, 4.0]],
+        reachability_mass=0.5,
+    )
+    paid = [
+        float(gate(np.zeros((1, 3), F), training=True).losses["reachability"]) for _ in range(3)
+    ]
+    # The entropy's strength is 5, 22.5 and 40; the reachable mass is 295/1024, see above.
+    np.testing.assert_allclose(paid, np.array([1, 2.25, 4]) * (1024 / 295 - 2), rtol=1e-6)
 
 
 def test_gamma_annealing_saturates_every_example() -> None:
