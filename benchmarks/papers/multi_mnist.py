@@ -14,6 +14,7 @@ import argparse
 import gzip
 import json
 import time
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -35,37 +36,40 @@ SETS = {"mnist": ("mnist", 8, 4), "fashion": ("fashion-mnist", 5, 2)}  # folder,
 
 
 def _dselect_k(
-    form: str, gamma: float, entropy: float, **reachability: float
+    form: str, gamma: float, entropy: float, xi: float | None = None, mass: float | None = None
 ) -> tuple[str, dict[str, Any]]:
     """A name that says what differs from the defaults, and the gate's options."""
-    said = {"reachability_weight": "ξ", "reachability_mass": "M"}
-    parts = [form, f"γ {gamma:g}", f"λ {entropy:g}"]
-    parts += [f"{said[option]} {value:g}" for option, value in reachability.items()]
-    options = {"name": "dselect_k", "static": form == "dselect_k_static", "gamma": gamma}
-    return ", ".join(parts), options | {"entropy_weight": entropy} | reachability
+    said = {"γ": gamma, "λ": entropy, "ξ": xi, "M": mass}
+    parts = [form, *(f"{name} {value:g}" for name, value in said.items() if value is not None)]
+    return ", ".join(parts), {
+        "name": "dselect_k",
+        "static": form == "dselect_k_static",
+        "gamma": gamma,
+        "entropy_weight": entropy,
+        "reachability_weight": xi,
+        "reachability_mass": mass,
+    }
 
 
 DSELECT = dict(
-    [
-        _dselect_k("dselect_k_static", 1.0, 0.1),
-        *(
-            _dselect_k(form, gamma, entropy, reachability_weight=xi, reachability_mass=mass)
-            for form, gamma, entropy, xi, mass in (
-                ("dselect_k", 1.0, 0.001, 1.0, 1.0),
-                ("dselect_k", 1.0, 0.01, 1.0, 1.0),
-                ("dselect_k", 1.0, 0.1, 1.0, 1.0),
-                ("dselect_k", 10.0, 0.1, 1.0, 1.0),
-                ("dselect_k", 10.0, 0.1, 0.1, 1.0),
-                ("dselect_k", 10.0, 0.01, 0.01, 1.0),
-                ("dselect_k", 10.0, 0.001, 0.01, 1.0),
-                ("dselect_k", 10.0, 0.1, 1.0, 0.5),
-                ("dselect_k_static", 1.0, 0.1, 1.0, 1.0),
-                ("dselect_k_static", 1.0, 0.1, 0.1, 1.0),
-                ("dselect_k_static", 1.0, 0.1, 0.01, 1.0),
-                ("dselect_k_static", 1.0, 0.1, 1.0, 0.5),
-            )
+    starmap(
+        _dselect_k,
+        (
+            ("dselect_k_static", 1.0, 0.1),
+            ("dselect_k", 1.0, 0.001, 1.0, 1.0),
+            ("dselect_k", 1.0, 0.01, 1.0, 1.0),
+            ("dselect_k", 1.0, 0.1, 1.0, 1.0),
+            ("dselect_k", 10.0, 0.1, 1.0, 1.0),
+            ("dselect_k", 10.0, 0.1, 0.1, 1.0),
+            ("dselect_k", 10.0, 0.01, 0.01, 1.0),
+            ("dselect_k", 10.0, 0.001, 0.01, 1.0),
+            ("dselect_k", 10.0, 0.1, 1.0, 0.5),
+            ("dselect_k_static", 1.0, 0.1, 1.0, 1.0),
+            ("dselect_k_static", 1.0, 0.1, 0.1, 1.0),
+            ("dselect_k_static", 1.0, 0.1, 0.01, 1.0),
+            ("dselect_k_static", 1.0, 0.1, 1.0, 0.5),
         ),
-    ]
+    )
 )
 """DSelect-k's settings to try with seed 0; xi and M change nothing for Multi-MNIST's 8 experts."""
 CHOSEN = "dselect_k_static, γ 1, λ 0.1"

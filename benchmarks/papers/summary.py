@@ -123,13 +123,13 @@ class Comparison:
         """A mark where some run of a model used more than k experts."""
         return " ‡" if any(r.get("meets_k") is False for r in self.runs[model].values()) else ""
 
-    def differences(self, model: str) -> list[float]:
-        """The losses less those of the first one, for each seed of both."""
-        return [one["loss"] - first["loss"] for one, first in self.pairs(model)]
+    def differences(self, model: str, base: str | None = None) -> list[float]:
+        """The losses less those of another model, by default the first, for each seed of both."""
+        return [one["loss"] - other["loss"] for one, other in self.pairs(model, base)]
 
-    def pairs(self, model: str) -> list[tuple[Row, Row]]:
-        """The rows of a model and of the first one, for each seed of both."""
-        return paired(self.runs[model], self.runs[self.first])
+    def pairs(self, model: str, base: str | None = None) -> list[tuple[Row, Row]]:
+        """The rows of a model and of another, by default the first, for each seed of both."""
+        return paired(self.runs[model], self.runs[base or self.first])
 
     def in_order(self) -> dict[str, float | None]:
         """The paper's losses of the models that were run here, lowest first."""
@@ -145,11 +145,11 @@ class Comparison:
         both = [model for model in self.means if model in self.published]
         first, *others = both if len(both) > 1 else list(self.means)
         is_first = theirs == first
-        pairs = paired(self.runs[others[0] if is_first else theirs], self.runs[first])
+        other = others[0] if is_first else theirs
         said = "yes" if is_first else "no"
-        if not is_beyond_chance([one["loss"] - other["loss"] for one, other in pairs]):
+        if not is_beyond_chance(self.differences(other, first)):
             said += ", within chance"
-        if on_different_machines(pairs):
+        if on_different_machines(self.pairs(other, first)):
             said += " †"
         return said if is_first else f"{said}{self.why}"
 

@@ -104,7 +104,8 @@ def main(
     if not options.table:
         if options.data is None or options.work is None:
             arguments.error("--data and --work are needed to run; --table writes what there is")
-        check_models(arguments, "--gates", options.gates, [*GATES, *baselines(make_values())])
+        values = make_values()
+        check_models(arguments, "--gates", options.gates, [*GATES, *baselines(values)])
         wanted = [
             {"model": model, "weight": weight, "seed": seed, "setting": options.setting}
             for weight in options.weights
@@ -112,7 +113,6 @@ def main(
             for model in options.gates
         ]
         examples = make_examples(options.data, options.work)
-        values = make_values()
         values["train"] |= TRAINING.get(options.setting, {})
         if options.setting == "paper":
             examples = raw_examples(examples)

@@ -164,7 +164,8 @@ def test_at_the_start_selectors_hardly_pay(E: int, static: bool) -> None:
         for mass in (None, 1.0)
     )
     assert papers > 0.2
-    assert ours < papers / 50
+    hardly = 50 if (E, static) == (17, False) else 100
+    assert ours < papers / hardly
 
 
 @pytest.mark.parametrize("E", [5, 9])
@@ -398,6 +399,7 @@ def test_empty_batch_and_single_expert() -> None:
         ({"entropy_weight": -1}, "entropy_weight: DSelectK expected at least 0, received -1"),
         ({"reachability_weight": -1}, "reachability_weight: DSelectK expected a finite number"),
         ({"reachability_weight": np.inf}, "reachability_weight: DSelectK expected a finite number"),
+        ({"reachability_mass": 0}, "reachability_mass: DSelectK expected at least 0.5, at most 1"),
         ({"reachability_mass": 0.4}, "reachability_mass: DSelectK expected at least 0.5, at most"),
         ({"reachability_mass": 1.5}, "reachability_mass: DSelectK expected at least 0.5, at most"),
         ({"entropy_schedule": [[1]]}, "entropy_schedule: expected .step, value. pairs"),
