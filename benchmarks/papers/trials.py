@@ -137,6 +137,8 @@ def write_rates(
 def write_pairs(data: str, trials: list[Row], finals: list[Row]) -> None:
     """Every two models' difference in test loss, into docs/results/papers.md.
 
+    A model that has no pair with those before it has no line.
+
     Args:
         data: the data set's name.
         trials: paired by their number, of which both met k.
@@ -158,8 +160,6 @@ def write_pairs(data: str, trials: list[Row], finals: list[Row]) -> None:
                 model: {r[name]: r for r in rows if (r["model"], r["weight"]) == (model, weight)}
                 for model in models
             }
-            if not any(by_model.values()):
-                continue
             for place, model in enumerate(models[1:], 1):
                 cells = []
                 for base in models[:place]:
@@ -167,6 +167,8 @@ def write_pairs(data: str, trials: list[Row], finals: list[Row]) -> None:
                     less = [100 * (a["loss"] - b["loss"]) for a, b in pairs]
                     text = f"{cell(less, 2, '+')} ({len(less)})" if less else ""
                     cells.append(marked(text, pairs, less) if less else "")
+                if not any(cells):
+                    continue
                 cells += [""] * (len(models) - 1 - place)
                 lines.append(f"| {weight:g} | {kind} | {model} | {' | '.join(cells)} |")
     replace_table(f"{data} pairs", lines)

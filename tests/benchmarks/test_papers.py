@@ -468,6 +468,23 @@ def test_a_trial_again_has_the_trials_settings_and_other_seeds(
     assert "| 0.1 | 0.0004 | 30.00 |" in page.read_text()
 
 
+def test_pairs_leave_out_a_model_that_has_none(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def final(model: str, seed: int, loss: float) -> dict[str, Any]:
+        known = {"setting": "tuned", "meets_k": None, "weight": 0.9}
+        return known | {"model": model, "seed": seed, "loss": loss}
+
+    page = tmp_path / "papers.md"
+    page.write_text("<!-- books pairs -->\n<!-- end books pairs -->\n")
+    monkeypatch.setattr(study("rows"), "PAGE", page)
+    rows = [final("softmax", seed, 0.4) for seed in (0, 1)]
+    rows += [final("topk", 1, 0.43), final("hash", 2, 0.5)]
+    study("trials").write_pairs("books", [], rows)
+    _, *lines, _ = page.read_text().splitlines()
+    assert lines[2:] == ["| 0.9 | seeds | topk | +3.00 (1) |  |"]
+
+
 @pytest.mark.parametrize("name", ["movielens", "book_crossing"])
 def test_every_space_names_settings_that_the_gate_has(study: Any, name: str) -> None:
     from multigate.configs.config import Config
