@@ -72,14 +72,22 @@ DSELECT = dict(
     )
 )
 """DSelect-k's settings to try with seed 0; xi and M change nothing for Multi-MNIST's 8 experts."""
-CHOSEN = "dselect_k_static, γ 1, λ 0.1"
-"""The setting that `dselect_k` stands for: of those that met k on Multi-Fashion, with the lowest
-validation loss."""
+MOESART: dict[str, dict[str, Any]] = {
+    f"moesart, Trimmed Lasso {weight:g}": {"name": "moesart", "trimmed_lasso_weight": weight}
+    for weight in (0.1, 0.0, 0.01, 1.0)
+}
+"""MOESART's settings to try with seed 0."""
+CHOSEN = {
+    "dselect_k": "dselect_k_static, γ 1, λ 0.1",
+    "moesart": "moesart, Trimmed Lasso 0.1",
+}
+"""The setting that a gate's name stands for: of those that met k on Multi-Fashion with seed 0, the
+one with the lowest validation loss."""
 GATES: dict[str, dict[str, Any]] = {
     "softmax": {},
     "topk": {},
     **DSELECT,
-    "moesart": {"trimmed_lasso_weight": 0.1},
+    **MOESART,
     "vmoe": {},
     "switch": {},
     "expert_choice": {},
@@ -338,13 +346,13 @@ def measure(run: Row, folder: Path, epochs: int) -> Row:
 
 
 def named(model: str) -> str:
-    """The model, with `dselect_k` as its chosen setting."""
-    return CHOSEN if model == "dselect_k" else model
+    """The model; of a gate with several settings, the chosen one."""
+    return CHOSEN.get(model, model)
 
 
 def published_as(model: str) -> str:
-    """The paper's name of a model: the chosen setting is `dselect_k`."""
-    return "dselect_k" if model == CHOSEN else model
+    """The paper's name of a model: a chosen setting has its gate's."""
+    return {setting: gate for gate, setting in CHOSEN.items()}.get(model, model)
 
 
 def met_k(row: Row) -> bool | None:
@@ -387,7 +395,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--data", type=Path, help="folder of mnist/ and fashion-mnist/")
     arguments.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
-    models = [*GATES, "dselect_k", "shared_bottom"]
+    models = [*GATES, *CHOSEN, "shared_bottom"]
     arguments.add_argument(
         "--gates", nargs="+", choices=models, default=list(FIRST), metavar="MODEL", help="in order"
     )
